@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+# MatrixFSDP. The library is headers and needs no build: this makes its examples, tests and benchmarks,
+# all of it under build/. `make help` lists the targets, `make info` says what was found.
+#
+# Variables: CC CXX CPPFLAGS CFLAGS CXXFLAGS LDFLAGS MARCH=native WERROR=0|1 JOBS=2
+#            V=1 (print whole commands)
+#            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   GTEST_DIR (compile GoogleTest from there)
+#            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)
+
+MAKEFLAGS += --no-builtin-rules
+JOBS ?= 2
+MAKEFLAGS += -j$(JOBS)
+.SUFFIXES:
+.SECONDARY:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := examples
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+ifeq ($(origin CXX),default)
+CXX := g++
+endif
+AR ?= ar
+MARCH ?= native
+WERROR ?= $(if $(CI),1,0)
+CBLAS_CFLAGS ?=
+CBLAS_LIBS ?=
+GTEST_DIR ?=
+ifneq ($(wildcard $(GTEST_DIR)/googletest/src/gtest-all.cc),)
+override GTEST_DIR := $(GTEST_DIR)/googletest
+endif
+TESTS ?=
+DATA ?=
+export CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS GTEST_DIR DATA
+
+# $(call say,WORD,FILE): a short line instead of the command, unless V=1
+say = $(if $(filter 1,$(V)),,@printf '%-5s %s\n' '$1' '$2';)
+
+WARN := -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef $(if $(filter 1,$(WERROR)),-Werror)
+# What bitwise equal results need, with or without a sanitizer (README, "build flags").
+MATH := -fno-math-errno -ffp-contract=off
+release_FLAGS := -O3 -march=$(MARCH) $(MATH)
+asan_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(MATH)
+tsan_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=thread $(MATH)
+release_SANITIZER := 0
+asan_SANITIZER := 1
+tsan_SANITIZER := 1
+
+# ---- what there is: nothing below is a list of files ----
+EXAMPLES := $(patsubst examples/%.c,%,$(wildcard examples/*.c))
+MODEL_SRCS := $(wildcard examples/gpt/*.c)
+BENCHES := $(patsubst bench/%.c,%,$(wildcard bench/*.c)) $(patsubst bench/%.cpp,%,$(wildcard bench/*.cpp))
+BENCH_SUPPORT_SRCS := $(wildcard bench/support/*.c bench/support/*.cpp)
+find_tests = $(sort $(patsubst ./%,%,$(shell [ ! -d tests ] || find tests -name '$1' -type f)))
+TEST_SRCS := $(call find_tests,*_test.cpp)
+PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
+TEST_SUPPORT_SRCS := $(wildcard tests/support/*.cpp tests/ref/*.cpp)
+TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
+CLI_TESTS := $(sort $(wildcard tests/cli/*.sh))
+
+# ---- which sets this run needs: only these are probed ----
+GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
+PLAIN_GOALS := help clean format headers test-headers test-dag test-rules
+asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
+tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
+release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
+SETS := $(foreach s,release asan tsan,$(if $($s_GOALS),$s))
+
+# ---- packages: asked for only by the goals that promise to install them, before anything is probed ----
+SETUP := $(if $(filter demo,$(GOALS)),demo) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test)
+
+FORCE:
+build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
+	@mkdir -p build
+	@for kind in $(SETUP); do scripts/setup.sh $$kind || exit 1; done
+	@[ -e $@ ] || touch $@
+
+# Packages come and go: probe again when the system's list of them changes, and whenever `make info` asks.
+build/%/config.mk: build/packages.stamp scripts/probe.sh $(wildcard /var/lib/dpkg/status) \
+                   $(if $(filter info,$(GOALS)),$(if $(MAKE_RESTARTS),,FORCE))
+	@scripts/probe.sh config $* $@
+
+include mk/sets.mk
+ifneq ($(strip $(SETS)),)
+include $(SETS:%=build/%/config.mk)
+endif
+$(foreach s,$(SETS),$(eval $(call set_rules,$s)))
+
+# ---- targets ----
+.PHONY: FORCE examples demo test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
+        test-rules info help format clean $(BENCHES:%=bench-%)
+
+examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
+
+demo: examples ## installs what it needs, trains a GPT with Muon and AdamW, draws build/demo/loss.svg
+	@scripts/demo.sh
+
+test: $(release_TESTS) examples ## installs what tests need, builds and runs them: unit, cli and dag
+	@$(call run_tests,release,$(release_TESTS) $(CLI_TESTS) scripts/check_rules.sh)
+
+test-unit: $(release_TESTS) ## test programs, release flags (TESTS=text picks some)
+	@$(call run_tests,release,$(release_TESTS))
+
+test-asan: $(asan_TESTS) ## test programs under the address and undefined sanitizers, C loops
+	@$(call run_tests,asan,$(asan_TESTS))
+
+test-tsan: $(tsan_TESTS) ## test programs under the thread sanitizer, C loops
+	@$(call run_tests,tsan,$(tsan_TESTS))
+
+test-cli: examples ## tests/cli/*.sh: the programs from the command line
+	@$(call run_tests,release,$(CLI_TESTS))
+
+headers: test-headers ## the same as test-headers
+test-headers: ## each header alone and twice: C11, C++11, C++17; gcc, clang, nvcc
+	@$(call run_tests,headers,scripts/check_headers.sh)
+
+test-dag: ## include rules, forbidden calls, leaked names, SPDX lines
+	@$(call run_tests,rules,scripts/check_rules.sh)
+
+test-rules: ## plants one violation of each rule and expects test-dag to see it
+	@$(call run_tests,rules-self-test,scripts/check_rules.sh --self-test)
+
+$(BENCHES:%=bench-%): bench-%: build/bench/%
+	build/bench/$* $(BENCH_ARGS)
+
+info: $(SETS:%=build/%/config.mk) ## what was detected, and why something is off
+	@printf '%-14s %s\n' 'C compiler' "$(CC): $$($(CC) --version 2>&1 | head -n 1)" \
+	  'C++ compiler' "$(CXX): $$($(CXX) --version 2>&1 | head -n 1)" \
+	  make '$(MAKE_VERSION)' flags '$(release_FLAGS)' warnings '$(strip $(WARN))' \
+	  'your flags' '$(strip $(CPPFLAGS) $(CFLAGS) $(CXXFLAGS) $(LDFLAGS))' \
+	  'asan flags' '$(asan_FLAGS)' 'tsan flags' '$(tsan_FLAGS)'
+	@cat build/release/config.log
+	@scripts/probe.sh info
+	@printf '%-14s %s\n' examples '$(EXAMPLES)' benchmarks '$(BENCHES)' 'test programs' '$(words $(TEST_SRCS))'
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@for b in $(BENCHES); do printf '  %-14s runs build/bench/%s (BENCH_ARGS=--quick)\n' "bench-$$b" $$b; done
+	@printf '  %-14s %s\n' 'test-<suite>' 'suites: unit cli asan tsan headers dag rules'
+
+format: ## clang-format (14) over every source file
+	git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp' '*.cu' | xargs -r clang-format -i
+
+clean: ## removes build/
+	rm -rf build

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+# The rules of one flag set (release, asan, tsan): everything it builds lies in build/<set>/.
+
+POSIX := -D_POSIX_C_SOURCE=200809L
+WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=posix_memalign
+
+# $(call run_tests,LOGS,PROGRAMS)
+run_tests = scripts/run_tests.sh -j $(JOBS) -l build/$1/logs $(if $($1_RUNNER),-r '$($1_RUNNER)') -- $2
+
+ifneq ($(GTEST_DIR),)
+GTEST_CFLAGS := -isystem $(GTEST_DIR)/include
+endif
+
+# $1: the set
+define set_rules
+$1_DEFS := -I. $(POSIX) -DMFSDP_EXAMPLE_CBLAS=$($1_CBLAS) $($1_CBLAS_CFLAGS) $(CPPFLAGS)
+$1_CC := $(CC) -std=c11 -Wpedantic $(WARN) $($1_FLAGS) $$($1_DEFS) $(CFLAGS)
+$1_CXX := $(CXX) -std=c++14 $(WARN) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) $(GTEST_CFLAGS) $(CXXFLAGS)
+$1_LINK := $($1_FLAGS) $(LDFLAGS)
+$1_LIBS := $($1_CBLAS_LIBS) -lpthread -lm
+$1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)
+$1_TESTS := $(patsubst %.cpp,build/$1/%,$(PICKED_TEST_SRCS))
+
+# Objects are made again when a command line changes, not only when a file does.
+build/$1/flags.stamp: FORCE | build/$1/config.mk
+	@printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' | cmp -s - $$@ || \
+	  printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' >$$@
+
+build/$1/%.o: %.c build/$1/flags.stamp
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$@)$$($1_CC) -MMD -MP -c $$< -o $$@
+
+build/$1/%.o: %.cpp build/$1/flags.stamp
+	@mkdir -p $$(@D)
+	$$(call say,CXX,$$@)$$($1_CXX) -MMD -MP -c $$< -o $$@
+
+build/$1/libgpt.a: $(MODEL_SRCS:%.c=build/$1/%.o)
+build/$1/libbench.a: $(patsubst %,build/$1/%.o,$(basename $(BENCH_SUPPORT_SRCS)))
+build/$1/libsupport.a: $(TEST_SUPPORT_SRCS:%.cpp=build/$1/%.o)
+build/$1/%.a:
+	@mkdir -p $$(@D) && rm -f $$@
+	@$(AR) rcs $$@ $$(filter %.o,$$^)
+
+build/$1/gtest/%.o: $(GTEST_DIR)/src/%.cc build/$1/flags.stamp
+	@mkdir -p $$(@D)
+	$$(call say,CXX,$$@)$(CXX) -std=c++14 $($1_FLAGS) $(GTEST_CFLAGS) -I$(GTEST_DIR) -c $$< -o $$@
+build/$1/libgtest.a: build/$1/gtest/gtest-all.o build/$1/gtest/gtest_main.o
+
+build/$1/examples/%: build/$1/examples/%.o build/$1/libgpt.a
+	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) build/$1/libgpt.a $$($1_LIBS) -o $$@
+
+build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libgpt.a
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libgpt.a $$($1_LIBS) -o $$@
+
+# Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
+build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libgpt.a \
+                       $(if $(GTEST_DIR),build/$1/libgtest.a)
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(if $$(filter tests/$$*_test.cpp,$(if $(filter 0,$($1_SANITIZER)),$(TEST_WRAP_SRCS))),$$(WRAP)) \
+	  $$(filter %.o,$$^) build/$1/libsupport.a build/$1/libgpt.a $$($1_GTEST_LIBS) $$($1_LIBS) -o $$@
+
+-include $$(shell [ ! -d build/$1 ] || find build/$1 -name '*.d')
+endef
+
+# The short names in build/ are links into the release set.
+build/examples/%: build/release/examples/%
+	@mkdir -p $(@D)
+	@ln -sfn ../release/examples/$* $@
+build/bench/%: build/release/bench/%
+	@mkdir -p $(@D)
+	@ln -sfn ../release/bench/$* $@

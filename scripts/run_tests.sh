@@ -1,0 +1,111 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Runs test programs and closes with one line: N passed, N failed, N skipped (single tests, not programs).
+#
+#   scripts/run_tests.sh [-j JOBS] [-t SECONDS] [-l LOG_FOLDER] [-r RUNNER] -- PROGRAM [ARGUMENT...]
+#
+# PROGRAM: GoogleTest programs, or scripts (*.sh) whose lines `ok NAME`, `not ok NAME` and
+# `skip NAME reason` are counted. An ARGUMENT (a word that starts with `--`) goes to all scripts.
+# A program that crashes, stops early or takes longer than SECONDS counts as a failure of its own.
+# Failures are printed in full after the last program; everything else stays in LOG_FOLDER.
+set -u
+
+# --one finds them in the environment.
+[ "${1-}" = --one ] || jobs=2 seconds=300 logs=build/logs runner='' arguments=''
+
+# One program: its output to LOG, its counts "passed failed skipped" to LOG.count. Run through xargs.
+if [ "${1-}" = --one ]; then
+  program=$2
+  log=$logs/$(printf '%s' "$program" | tr '/ ' '__').log
+  start=$(date +%s)
+  case $program in
+  *.sh) style=script ;;
+  *) style=gtest arguments=--gtest_color=no ;;
+  esac
+  # shellcheck disable=SC2086 # runner and arguments are lists of words
+  timeout -k 10 "$seconds" $runner "$program" $arguments >"$log" 2>&1 </dev/null
+  status=$?
+  awk -v style=$style -v status=$status -v seconds="$seconds" -v show="$log.failures" -v count="$log.count" '
+    function fail(text) { failed++; print "## " text >show; bad = 1 }
+    # Passing tests are dropped from what is shown: their lines are held back until their verdict.
+    function flush(i) { for (i = 0; i < held; i++) print hold[i] >show; held = 0 }
+    style == "script" {
+      if ($0 ~ /^ok( |$)/) { passed++; held = 0; next }
+      if ($0 ~ /^skip( |$)/) { skipped++; held = 0; next }
+      hold[held++] = $0
+      if ($0 ~ /^not ok( |$)/) { failed++; bad = 1; after = 1; flush() }
+      next
+    }
+    /^\[ RUN      \]/ { flush(); held = 0; inside = 1 }
+    { hold[held++] = $0 }
+    /\[       OK \] .* \([0-9]+ ms\)$/ { passed++; held = 0; inside = 0 }
+    /\[  SKIPPED \] .* \([0-9]+ ms\)$/ { skipped++; held = 0; inside = 0 }
+    /\[  FAILED  \] .* \([0-9]+ ms\)$/ { failed++; bad = 1; flush(); inside = 0 }
+    /^\[==========\] Running [0-9]+ tests?/ { expected = $3; announced = 1 }
+    END {
+      done = passed + failed + skipped
+      before = failed + 0
+      if (status == 124 || status == 137) fail("timed out after " seconds " s")
+      else if (status > 128) fail("ended by signal " status - 128)
+      else if (status != 0 && !before) fail("ended with status " status)
+      else if (style == "gtest" && !announced) fail("printed no test results")
+      else if (style == "gtest" && done != expected) fail("ran " done " of " expected " tests")
+      else if (done == 0) fail("has no tests")
+      else if (status == 0 && before) fail("reported failures and ended with status 0")
+      if (bad) flush()
+      print passed + 0, failed + 0, skipped + 0 >count
+    }' "$log"
+  read -r passed failed skipped <"$log.count"
+  word=ok
+  [ "$failed" = 0 ] || word=FAILED
+  printf '%-6s %s: %s passed, %s failed, %s skipped (%s s)\n' \
+    "$word" "$program" "$passed" "$failed" "$skipped" $(($(date +%s) - start))
+  exit 0
+fi
+
+while getopts j:t:l:r: option; do
+  case $option in
+  j) jobs=$OPTARG ;;
+  t) seconds=$OPTARG ;;
+  l) logs=$OPTARG ;;
+  r) runner=$OPTARG ;;
+  *) exit 2 ;;
+  esac
+done
+shift $((OPTIND - 1))
+
+mkdir -p "$logs" || exit 2
+rm -f "$logs"/*.log "$logs"/*.count "$logs"/*.failures
+list=$logs/programs
+: >"$list"
+for word in "$@"; do
+  case $word in
+  --*) arguments="$arguments $word" ;;
+  *) printf '%s\n' "$word" >>"$list" ;;
+  esac
+done
+export jobs seconds logs runner arguments
+tr '\n' '\0' <"$list" | xargs -0 -r -n 1 -P "$jobs" "$0" --one
+
+for program in $(cat "$list"); do
+  name=$logs/$(printf '%s' "$program" | tr '/ ' '__').log
+  if [ ! -f "$name.count" ]; then
+    echo "0 1 0" >"$name.count" # the runner itself was stopped
+  fi
+  if [ -s "$name.failures" ]; then
+    printf '\n======== %s (all of its output: %s)\n' "$program" "$name"
+    cat "$name.failures"
+  fi
+  # What a skipped test wants is worth a line: it is work that was not done.
+  grep -E '^skip |^\[  SKIPPED \] .* ms\)$' "$name" 2>/dev/null | sed "s|^|$program: |" >>"$logs/skipped"
+done
+[ ! -s "$logs/skipped" ] || { echo; sed 's/^/SKIP /' "$logs/skipped"; }
+rm -f "$logs/skipped"
+echo
+cat /dev/null "$logs"/*.count 2>/dev/null | awk '
+  { passed += $1; failed += $2; skipped += $3 }
+  END {
+    if (NR == 0) { print "no test programs found"; failed = 1 }
+    printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
+    exit failed > 0
+  }'
