@@ -89,6 +89,7 @@ find_gtest() {
 find_runner() {
   runner=''
   printf '#include <pthread.h>\nint main(void) { return 0; }\n' >"$tmp/tsan.c"
+  # shellcheck disable=SC2086
   try $CC -fsanitize=thread "$tmp/tsan.c" -o "$tmp/tsan" -lpthread || return 1
   try "$tmp/tsan" && return 0
   first_tsan_why=$why

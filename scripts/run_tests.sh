@@ -87,7 +87,7 @@ done
 export jobs seconds logs runner arguments
 tr '\n' '\0' <"$list" | xargs -0 -r -n 1 -P "$jobs" "$0" --one
 
-for program in $(cat "$list"); do
+while read -r program; do
   name=$logs/$(printf '%s' "$program" | tr '/ ' '__').log
   if [ ! -f "$name.count" ]; then
     echo "0 1 0" >"$name.count" # the runner itself was stopped
@@ -98,7 +98,7 @@ for program in $(cat "$list"); do
   fi
   # What a skipped test wants is worth a line: it is work that was not done.
   grep -E '^skip |^\[  SKIPPED \] .* ms\)$' "$name" 2>/dev/null | sed "s|^|$program: |" >>"$logs/skipped"
-done
+done <"$list"
 [ ! -s "$logs/skipped" ] || { echo; sed 's/^/SKIP /' "$logs/skipped"; }
 rm -f "$logs/skipped"
 echo
