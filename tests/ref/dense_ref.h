@@ -48,18 +48,22 @@ inline std::vector<double> widen(const float *x, int64_t count) {
 /* Rounds once, to nearest: how a float64 test input becomes the library's float32 input. */
 inline std::vector<float> narrow(const std::vector<double> &x) {
   std::vector<float> out(x.size());
-  for (std::size_t i = 0; i < x.size(); ++i) out[i] = static_cast<float>(x[i]);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    out[i] = static_cast<float>(x[i]);
   return out;
 }
 
 /* The float64 values of the float32 input: what the reference must be run on. */
-inline std::vector<double> round_to_float(const std::vector<double> &x) { return widen(narrow(x)); }
+inline std::vector<double> round_to_float(const std::vector<double> &x) {
+  return widen(narrow(x));
+}
 
 inline std::vector<double> transpose(const std::vector<double> &x, int64_t rows, int64_t cols) {
   require_shape(x, rows, cols);
   std::vector<double> out(x.size());
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < cols; ++j) out[index(j, i, rows)] = x[index(i, j, cols)];
+    for (int64_t j = 0; j < cols; ++j)
+      out[index(j, i, rows)] = x[index(i, j, cols)];
   }
   return out;
 }
@@ -72,7 +76,8 @@ inline std::vector<double> matmul(const std::vector<double> &a, const std::vecto
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t p = 0; p < k; ++p) {
       const double factor = a[index(i, p, k)];
-      for (int64_t j = 0; j < n; ++j) out[index(i, j, n)] += factor * b[index(p, j, n)];
+      for (int64_t j = 0; j < n; ++j)
+        out[index(i, j, n)] += factor * b[index(p, j, n)];
     }
   }
   return out;
@@ -80,7 +85,8 @@ inline std::vector<double> matmul(const std::vector<double> &a, const std::vecto
 
 inline double max_abs(const std::vector<double> &x) {
   double largest = 0.0;
-  for (double value : x) largest = std::max(largest, std::fabs(value));
+  for (double value : x)
+    largest = std::max(largest, std::fabs(value));
   return largest;
 }
 
@@ -89,11 +95,13 @@ inline double frobenius_norm(const std::vector<double> &x) {
   const double scale = max_abs(x);
   if (scale == 0.0) {
     double sum = 0.0;
-    for (double value : x) sum += value; /* 0, or NaN where max_abs looked past one */
+    for (double value : x)
+      sum += value; /* 0, or NaN where max_abs looked past one */
     return sum;
   }
   double sum = 0.0;
-  for (double value : x) sum += (value / scale) * (value / scale);
+  for (double value : x)
+    sum += (value / scale) * (value / scale);
   return scale * std::sqrt(sum);
 }
 
@@ -105,7 +113,8 @@ inline double frobenius_norm(const std::vector<double> &x) {
 inline double relative_error(const std::vector<double> &got, const std::vector<double> &want) {
   require(got.size() == want.size(), "ref::relative_error: sizes differ");
   std::vector<double> difference(got.size());
-  for (std::size_t i = 0; i < got.size(); ++i) difference[i] = got[i] - want[i];
+  for (std::size_t i = 0; i < got.size(); ++i)
+    difference[i] = got[i] - want[i];
   const double norm = frobenius_norm(want), error = frobenius_norm(difference);
   if (std::isnan(norm) || std::isnan(error)) return std::numeric_limits<double>::infinity();
   if (norm == 0.0) return error == 0.0 ? 0.0 : std::numeric_limits<double>::infinity();
@@ -133,7 +142,8 @@ inline double orthogonality_error(const std::vector<double> &y, int64_t rows, in
   require_shape(y, rows, cols);
   if (rows > cols) return orthogonality_error(transpose(y, rows, cols), cols, rows);
   std::vector<double> gram = matmul(y, transpose(y, rows, cols), rows, cols, rows);
-  for (int64_t i = 0; i < rows; ++i) gram[index(i, i, rows)] -= 1.0;
+  for (int64_t i = 0; i < rows; ++i)
+    gram[index(i, i, rows)] -= 1.0;
   return rows == 0 ? 0.0 : frobenius_norm(gram) / std::sqrt(static_cast<double>(rows));
 }
 
@@ -149,7 +159,8 @@ inline std::vector<double> singular_values(const std::vector<double> &x, int64_t
   std::vector<double> a = x;
   const double scale = max_abs(x);
   if (scale > 0.0) {
-    for (double &value : a) value /= scale;
+    for (double &value : a)
+      value /= scale;
   }
   bool rotated = true;
   for (int sweep = 0; rotated && sweep < 60; ++sweep) {

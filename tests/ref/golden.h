@@ -44,7 +44,8 @@ struct GoldenArray {
   std::vector<double> values;
   std::vector<float> floats() const {
     std::vector<float> out;
-    for (double value : values) out.push_back(static_cast<float>(value));
+    for (double value : values)
+      out.push_back(static_cast<float>(value));
     return out;
   }
 };
@@ -62,7 +63,8 @@ struct GoldenCase {
   const GoldenArray &array(const std::string &key) const { return get(arrays, key); }
 
 private:
-  template <class T> const T &get(const std::map<std::string, T> &from, const std::string &k) const {
+  template <class T>
+  const T &get(const std::map<std::string, T> &from, const std::string &k) const {
     const auto found = from.find(k);
     if (found == from.end()) {
       throw std::runtime_error("golden: case " + name + " has no such key of this type: " + k);
@@ -99,7 +101,8 @@ public:
         versioned = true;
       } else if (tokens[0] == "case") {
         expect(tokens.size() == 2, "expected 'case NAME'");
-        for (const GoldenCase &c : file.cases) expect(c.name != tokens[1], "case name repeated");
+        for (const GoldenCase &c : file.cases)
+          expect(c.name != tokens[1], "case name repeated");
         file.cases.push_back(read_case(tokens[1]));
       } else {
         expect(tokens[0] == "endfile" && tokens.size() == 2, "expected 'case' or 'endfile'");
@@ -183,7 +186,8 @@ private:
       tokens->clear();
       std::istringstream words(line);
       std::string word;
-      while (words >> word) tokens->push_back(word);
+      while (words >> word)
+        tokens->push_back(word);
       expect(!tokens->empty(), "empty line");
       return true;
     }

@@ -92,14 +92,10 @@ inline MuonOptions with_reference_eps(MuonOptions options) {
 inline double muon_scale(MuonScale scale, int64_t rows, int64_t cols) {
   const double m = static_cast<double>(rows), n = static_cast<double>(cols);
   switch (scale) {
-  case MuonScale::kOriginal:
-    return std::sqrt(std::max(1.0, m / n));
-  case MuonScale::kMatchRmsAdamw:
-    return 0.2 * std::sqrt(std::max(m, n));
-  case MuonScale::kSpectral:
-    return std::sqrt(m / n);
-  case MuonScale::kNone:
-    break;
+  case MuonScale::kOriginal: return std::sqrt(std::max(1.0, m / n));
+  case MuonScale::kMatchRmsAdamw: return 0.2 * std::sqrt(std::max(m, n));
+  case MuonScale::kSpectral: return std::sqrt(m / n);
+  case MuonScale::kNone: break;
   }
   return 1.0;
 }

@@ -50,15 +50,14 @@ inline Coefficients coefficients_you5() {
  */
 inline Coefficients coefficients_polar_express(int steps, double f = 1.01,
                                                bool divide_last = false) {
-  const Coefficients table = {
-      {{8.28721201814563, -23.595886519098837, 17.300387312530933}},
-      {{4.107059111542203, -2.9478499167379106, 0.5448431082926601}},
-      {{3.9486908534822946, -2.908902115962949, 0.5518191394370137}},
-      {{3.3184196573706015, -2.488488024314874, 0.51004894012372}},
-      {{2.300652019954817, -1.6689039845749493, 0.4188073119525673}},
-      {{1.891301407787398, -1.2679958271945868, 0.37680408948524835}},
-      {{1.8750014808534479, -1.2500016453999487, 0.3750001645474248}},
-      {{1.875, -1.25, 0.375}}};
+  const Coefficients table = {{{8.28721201814563, -23.595886519098837, 17.300387312530933}},
+                              {{4.107059111542203, -2.9478499167379106, 0.5448431082926601}},
+                              {{3.9486908534822946, -2.908902115962949, 0.5518191394370137}},
+                              {{3.3184196573706015, -2.488488024314874, 0.51004894012372}},
+                              {{2.300652019954817, -1.6689039845749493, 0.4188073119525673}},
+                              {{1.891301407787398, -1.2679958271945868, 0.37680408948524835}},
+                              {{1.8750014808534479, -1.2500016453999487, 0.3750001645474248}},
+                              {{1.875, -1.25, 0.375}}};
   Coefficients out;
   for (int step = 0; step < steps; ++step) {
     const bool last = step >= 7;
@@ -118,7 +117,8 @@ inline std::vector<double> normalize(const std::vector<double> &x, EpsRule rule,
   if (rule == EpsRule::kReferenceAdd) divisor = norm + eps;
   std::vector<double> out = x;
   if (divisor == 0.0) return out;
-  for (double &value : out) value /= divisor;
+  for (double &value : out)
+    value /= divisor;
   return out;
 }
 
@@ -135,9 +135,11 @@ inline std::vector<double> newton_schulz_steps(const std::vector<double> &x, int
     const std::vector<double> gram = matmul(y, transpose(y, rows, cols), rows, cols, rows);
     const std::vector<double> square = matmul(gram, gram, rows, rows, rows);
     std::vector<double> p(gram.size());
-    for (std::size_t i = 0; i < p.size(); ++i) p[i] = abc[1] * gram[i] + abc[2] * square[i];
+    for (std::size_t i = 0; i < p.size(); ++i)
+      p[i] = abc[1] * gram[i] + abc[2] * square[i];
     const std::vector<double> py = matmul(p, y, rows, rows, cols);
-    for (std::size_t i = 0; i < y.size(); ++i) y[i] = abc[0] * y[i] + py[i];
+    for (std::size_t i = 0; i < y.size(); ++i)
+      y[i] = abc[0] * y[i] + py[i];
   }
   return y;
 }
@@ -161,7 +163,8 @@ inline double polynomial(double x, const Coefficients &coefficients) {
 inline std::vector<double> polynomial(const std::vector<double> &x,
                                       const Coefficients &coefficients) {
   std::vector<double> out;
-  for (double value : x) out.push_back(polynomial(value, coefficients));
+  for (double value : x)
+    out.push_back(polynomial(value, coefficients));
   return out;
 }
 

@@ -7,9 +7,9 @@
  *   auto g = ref::random_matrix(8, 8, 7);                               // entries near N(0, 1)
  *
  * Apart from the pow() of the spectra only +, -, * and / are used on the way to an entry, so a seed
- * gives the same bits with every C library if nothing is fused (-ffp-contract=off). The prescribed values hold to about
- * 1e-15 of the largest in float64. After ref::round_to_float each is off by up to about 6e-8 of the
- * largest, so judge a float32 result on the values of the rounded matrix.
+ * gives the same bits with every C library if nothing is fused (-ffp-contract=off). The prescribed
+ * values hold to about 1e-15 of the largest in float64. After ref::round_to_float each is off by up
+ * to about 6e-8 of the largest, so judge a float32 result on the values of the rounded matrix.
  */
 #ifndef MFSDP_TESTS_REF_SPECTRA_H
 #define MFSDP_TESTS_REF_SPECTRA_H
@@ -33,7 +33,8 @@ public:
   /* Twelve uniforms: variance 1, nearly normal, and no logarithm that differs between libraries. */
   double normal() {
     double sum = -6.0;
-    for (int i = 0; i < 12; ++i) sum += uniform();
+    for (int i = 0; i < 12; ++i)
+      sum += uniform();
     return sum;
   }
 
@@ -45,7 +46,8 @@ inline std::vector<double> random_matrix(int64_t rows, int64_t cols, uint64_t se
                                          double scale = 1.0) {
   Random random(seed);
   std::vector<double> out(static_cast<std::size_t>(rows * cols));
-  for (double &value : out) value = scale * random.normal();
+  for (double &value : out)
+    value = scale * random.normal();
   return out;
 }
 
@@ -89,7 +91,8 @@ inline void reflect(std::vector<double> *x, int64_t rows, int64_t cols, bool fro
       dot[across] += v[along] * (*x)[index(i, j, cols)];
     }
   }
-  for (double &value : dot) value *= 2.0 / square;
+  for (double &value : dot)
+    value *= 2.0 / square;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < cols; ++j) {
       const auto along = static_cast<std::size_t>(from_left ? i : j);
@@ -115,8 +118,10 @@ inline std::vector<double> matrix_with_singular_values(int64_t rows, int64_t col
   }
   const int64_t left = reflections > 0 ? reflections : std::min<int64_t>(rows, 32);
   const int64_t right = reflections > 0 ? reflections : std::min<int64_t>(cols, 32);
-  for (int64_t i = 0; i < left; ++i) reflect(&x, rows, cols, true, &random);
-  for (int64_t i = 0; i < right; ++i) reflect(&x, rows, cols, false, &random);
+  for (int64_t i = 0; i < left; ++i)
+    reflect(&x, rows, cols, true, &random);
+  for (int64_t i = 0; i < right; ++i)
+    reflect(&x, rows, cols, false, &random);
   return x;
 }
 
