@@ -1,3 +1,239 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-echo "skip check_headers not written yet"
+# Compiles every header of the library as its first users would, with warnings as errors.
+#
+#   scripts/check_headers.sh          prints ok/not ok/skip lines and the counts
+#
+# Each header is included first in a file of its own, then again (so "alone" and "twice" are one
+# compilation), as C11, C++11 and C++17, by gcc and clang, and as a .cu file by nvcc. All headers in
+# one file are also compiled as C17, C++14 and C++20, and optimized, where warnings about data flow
+# appear. Last, two .c, two .cpp and two .cu files with all of them are linked into one program.
+# Headers that need what is not installed (a CBLAS, MPI, CUDA) are skipped and counted.
+set -u
+
+if [ "${1-}" = --one ]; then # a job file: its name in line 1, then commands
+  name=$(sed -n '1s/^# //p' "$2")
+  if sh -eu "$2" >"$2.out" 2>&1; then
+    echo "ok $name" >"$2.result"
+  else
+    { head -n 40 "$2.out"; echo "not ok $name"; } >"$2.result"
+  fi
+  exit 0
+fi
+
+cd "${MFSDP_CHECK_ROOT:-$(dirname "$0")/..}" || exit 1
+CC=${CC:-gcc} CXX=${CXX:-g++} CLANG=${CLANG:-clang} CLANGXX=${CLANGXX:-clang++}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 130' INT TERM
+job_count=0
+
+HOST_WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow'
+WARN="$HOST_WARN -Wpedantic -Wundef -Werror"
+MATH='-fno-math-errno -ffp-contract=off'
+POSIX=-D_POSIX_C_SOURCE=200809L
+
+say() { # RESULT-LINE: keeps its place among the jobs
+  job_count=$((job_count + 1))
+  echo "$1" >"$tmp/$(printf %04d $job_count).result"
+}
+job() { # NAME COMMANDS
+  job_count=$((job_count + 1))
+  printf '# %s\n%s\n' "$1" "$2" >"$tmp/$(printf %04d $job_count).job"
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+compiles() { printf '%s\n' "$1" >"$tmp/probe.c"; shift; "$@" -fsyntax-only "$tmp/probe.c" >/dev/null 2>&1; }
+
+# ---- what there is to compile with ----
+families=''
+if compiles '' "$CC" -std=c11; then families="$families gcc"; fi
+if have "$CLANG" && compiles '' "$CLANG" -std=c11; then families="$families clang"
+else say "skip headers clang: $CLANG is not there or does not compile"; fi
+
+nvcc=${NVCC:-nvcc}
+if ! have "$nvcc" && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
+nvcc_works=0
+printf 'int main(void) { return 0; }\n' >"$tmp/probe.cu"
+if have "$nvcc" && "$nvcc" -std=c++17 "$tmp/probe.cu" -o "$tmp/probe" >"$tmp/nvcc.out" 2>&1; then
+  nvcc_works=1
+else
+  say "skip headers nvcc: $nvcc is not there or does not compile"
+fi
+
+# ---- where the vendors' headers are ----
+scripts/probe.sh config release "$tmp/config.mk" || exit 1
+CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
+CBLAS_LD=$(sed -n 's/^release_CBLAS_LIBS := //p' "$tmp/config.mk")
+MPI_INC=''
+if have mpicc; then MPI_INC=$(mpicc --showme:compile 2>/dev/null | sed -E 's/-I *([^ ])/-isystem \1/g'); fi
+CUDA_INC=''
+if have "$nvcc"; then
+  cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
+  if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
+fi
+
+# shellcheck disable=SC2013 # names in includes have no spaces
+# Headers that a header includes, itself among them, one path a line.
+closure() {
+  printf '%s\n' "$1" >"$tmp/seen"
+  todo=$1
+  while [ -n "$todo" ]; do
+    next=''
+    for file in $todo; do
+      for name in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file"); do
+        path=$(dirname "$file")/$name
+        [ -f "$path" ] || path=$name
+        [ -f "$path" ] || continue
+        path=$(realpath --relative-to=. "$path")
+        grep -qxF "$path" "$tmp/seen" && continue
+        echo "$path" >>"$tmp/seen"
+        next="$next $path"
+      done
+    done
+    todo=$next
+  done
+  cat "$tmp/seen"
+}
+
+# include_flags HEADER: sets flags and absent, the first vendor header that is not to be found.
+include_flags() {
+  flags='-I.' absent=''
+  files=$(closure "$1")
+  if printf '%s\n' "$files" | grep -qE '^mfsdp/(posix|host|mpi|cuda)/'; then flags="$flags $POSIX"; fi
+  # shellcheck disable=SC2086,SC2013 # a list of files
+  for vendor in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*<\([^>]*\)>.*/\1/p' $files | sort -u); do
+    case $vendor in
+    cblas.h | lapacke.h) more=$CBLAS_INC ;;
+    mpi.h) more=$MPI_INC ;;
+    cuda*.h | cublas*.h | cusolver*.h | nccl*.h) more=$CUDA_INC ;;
+    *) continue ;;
+    esac
+    # shellcheck disable=SC2086
+    if compiles "#include <$vendor>" "$CC" -std=c11 $more; then
+      case " $flags " in *" $more "*) ;; *) flags="$flags $more" ;; esac
+    else
+      absent=$vendor
+    fi
+  done
+}
+
+# Sets c, cxx and keep, the option that compiles functions which nobody calls (clang has none).
+pick_family() {
+  case $1 in
+  gcc) c=$CC cxx=$CXX keep=-fkeep-inline-functions ;;
+  *) c=$CLANG cxx=$CLANGXX keep='' ;;
+  esac
+}
+
+# compile_jobs NAME FILE_STEM OPTIONS STANDARDS: FILE_STEM.c and .cpp by both families
+compile_jobs() {
+  for family in $families; do
+    pick_family "$family"
+    for standard in $4; do
+      case $standard in
+      c++*) job "$1 $family $standard" "$cxx -std=$standard $WARN $MATH $3 $2.cpp" ;;
+      *) job "$1 $family $standard" "$c -std=$standard $WARN $MATH $3 $2.c" ;;
+      esac
+    done
+  done
+}
+
+nvcc_command() { # FILE OPTIONS OUTPUT
+  host=$(printf '%s -Werror %s' "$HOST_WARN" "$MATH" | tr -s ' ' ',')
+  echo "$nvcc -std=c++17 -Werror all-warnings -Xcompiler $host $2 -c $1 -o $3"
+}
+
+# ---- each header, alone and twice ----
+headers=$(find matrixfsdp.h mfsdp -name '*.h' 2>/dev/null | LC_ALL=C sort)
+all=$tmp/all.h all_flags='-I.'
+: >"$all"
+for header in $headers; do
+  include_flags "$header"
+  if [ -n "$absent" ]; then
+    say "skip $header: there is no $absent"
+    continue
+  fi
+  stem=$tmp/$(printf '%s' "$header" | tr '/.' '__')
+  for suffix in c cpp cu; do
+    # The declaration: C wants one in every file, and a header may have none.
+    printf '#include "%s"\n#include "%s"\ntypedef int check_unit;\n' "$header" "$header" >"$stem.$suffix"
+  done
+  compile_jobs "$header" "$stem" "$flags -fsyntax-only" 'c11 c++11 c++17'
+  if [ $nvcc_works = 1 ]; then
+    job "$header nvcc c++17" "$(nvcc_command "$stem.cu" "$flags" "$stem.cu.o")"
+  fi
+  echo "#include \"$header\"" >>"$all"
+  for flag in $flags; do
+    case $flag in -isystem) continue ;; -*) ;; *) flag="-isystem $flag" ;; esac
+    case " $all_flags " in *" $flag "*) ;; *) all_flags="$all_flags $flag" ;; esac
+  done
+done
+if [ -z "$headers" ]; then say 'not ok headers: there are none'; fi
+
+# ---- all of them together ----
+if [ -s "$all" ]; then
+  # The order of the folders in a listing is nobody's include order: the umbrella first, as users do.
+  stem=$tmp/everything
+  for suffix in c cpp cu; do
+    { grep matrixfsdp.h "$all"; grep -v matrixfsdp.h "$all"; } >"$stem.$suffix"
+  done
+  compile_jobs 'all headers' "$stem" "$all_flags -fsyntax-only" 'c17 c++14 c++20'
+  for family in $families; do
+    pick_family "$family"
+    job "all headers optimized $family c11" \
+      "$c -std=c11 -O3 $WARN $MATH $keep $all_flags -c $stem.c -o $stem.$family.c.o"
+    job "all headers optimized $family c++17" \
+      "$cxx -std=c++17 -O3 $WARN $MATH $keep $all_flags -c $stem.cpp -o $stem.$family.cpp.o"
+  done
+
+  # Two files of each language in one program: a second definition of anything is a link error.
+  for unit in c1.c c2.c p1.cpp p2.cpp u1.cu u2.cu; do
+    {
+      cat "$stem.c"
+      printf '#if defined(__cplusplus)\nextern "C"\n#endif\nint unit_%s(void);\n' "${unit%.*}"
+      printf 'int unit_%s(void) { return 1; }\n' "${unit%.*}"
+    } >"$tmp/$unit"
+  done
+  for family in $families; do
+    pick_family "$family"
+    units='c1.c c2.c p1.cpp p2.cpp' what='two .c and two .cpp' linker=$cxx
+    # nvcc's host compiler is gcc: with clang its files would only be compiled the same way again.
+    if [ "$family" = gcc ] && [ $nvcc_works = 1 ]; then
+      units="$units u1.cu u2.cu" what='two .c, two .cpp and two .cu' linker=$nvcc
+    fi
+    main=$tmp/$family.main commands='' objects=''
+    {
+      for unit in $units; do printf 'int unit_%s(void);\n' "${unit%.*}"; done
+      printf 'int main(void) { return %s' "$(echo "$units" | wc -w)"
+      for unit in $units; do printf ' - unit_%s()' "${unit%.*}"; done
+      printf '; }\n'
+    } >"$main.c"
+    for unit in $units; do
+      object=$main.$unit.o objects="$objects $main.$unit.o"
+      case $unit in
+      *.c) line="$c -std=c11 $MATH $keep $all_flags -c $tmp/$unit -o $object" ;;
+      *.cpp) line="$cxx -std=c++11 $MATH $keep $all_flags -c $tmp/$unit -o $object" ;;
+      *.cu) line=$(nvcc_command "$tmp/$unit" "$all_flags" "$object") ;;
+      esac
+      commands="$commands
+$line"
+    done
+    job "linked together: $what files, $family" "$commands
+$c -std=c11 -c $main.c -o $main.o
+$linker $main.o $objects $CBLAS_LD -lpthread -lm -o $main
+$main"
+  done
+fi
+
+find "$tmp" -name '*.job' | LC_ALL=C sort | tr '\n' '\0' | xargs -0 -r -n 1 -P "${JOBS:-2}" "$0" --one
+for result in $(find "$tmp" -name '*.result' | LC_ALL=C sort); do cat "$result"; done | tee "$tmp/report"
+awk -v jobs="$(find "$tmp" -name '*.job' | wc -l)" -v results="$(find "$tmp" -name '*.job.result' | wc -l)" '
+  /^ok /     { passed++ }
+  /^not ok / { failed++ }
+  /^skip /   { skipped++ }
+  END {
+    if (jobs != results) { print "not ok headers: " jobs - results " compilations were stopped"; failed++ }
+    printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
+    exit failed > 0
+  }' "$tmp/report"
