@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * options.h - every option of the training program, in one table: an option is added by adding a
+ * line. The table yields the struct, the parser, the range checks and --help.
+ */
+#ifndef GPT_OPTIONS_H
+#define GPT_OPTIONS_H
+
+#include "config.h"
+#include "error.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * X(KIND, field, "name", "default", low, high, "VALUE", "help")
+ *   INTEGER  int64_t      low <= value <= high
+ *   REAL     double       finite, low <= value <= high
+ *   FLAG     int32_t      given or not; also --name=1 and --name=0
+ *   TEXT     const char * not empty; points into argv; default "" means NULL
+ *   CHOICE   int32_t      index of the name in VALUE, "a|b|c"; a name with ! in front is known, but
+ *                         not in this build
+ *   RESERVED              the name of a later option: "not in this build"
+ */
+#define GPT_OPTIONS(X)                                                                             \
+  X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                           \
+  X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks, threads of this process")    \
+  X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                                 \
+    "micro-batches per rank and step")                                                             \
+  X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                         \
+  X(CHOICE, optimizer, "optimizer", "muon", 0, 0, "muon|adamw",                                    \
+    "optimizer of the hidden matrices; the rest uses AdamW")                                       \
+  X(CHOICE, planner, "planner", "scope-greedy", 0, 0,                                              \
+    "round-robin|role-greedy|scope-greedy|!cost-aware|!balanced", "how matrices get their owners") \
+  X(INTEGER, layers, "layers", "4", 1, 1000, "N", "transformer blocks")                            \
+  X(INTEGER, dim, "dim", "128", 1, 65536, "N", "width; a multiple of --heads")                     \
+  X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                                 \
+  X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                         \
+  X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                        \
+  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR",                                                      \
+    "step size of the hidden matrices; with adamw it is 0.003 unless given")                       \
+  X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR", "step size of everything else")         \
+  X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                     \
+  X(FLAG, tied, "tied", "0", 0, 0, "", "the head shares the token embedding")                      \
+  X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")           \
+  X(INTEGER, threads_per_rank, "threads-per-rank", "1", 1, 1024, "N",                              \
+    "BLAS threads of each rank; more than 1 gives up bitwise equality")                            \
+  X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")             \
+  X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                   \
+  X(RESERVED, collective, "collective", "", 0, 0, "", "")                                          \
+  X(RESERVED, transport, "transport", "", 0, 0, "", "")                                            \
+  X(RESERVED, device, "device", "", 0, 0, "", "")                                                  \
+  X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                              \
+  X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                  \
+  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")                                      \
+  X(RESERVED, dtype, "dtype", "", 0, 0, "", "")                                                    \
+  X(RESERVED, prefetch, "prefetch", "", 0, 0, "", "")                                              \
+  X(RESERVED, reshard_after_forward, "reshard-after-forward", "", 0, 0, "", "")                    \
+  X(RESERVED, trace, "trace", "", 0, 0, "", "")                                                    \
+  X(RESERVED, checkpoint, "checkpoint", "", 0, 0, "", "")                                          \
+  X(RESERVED, save_every, "save-every", "", 0, 0, "", "")                                          \
+  X(RESERVED, keep_last, "keep-last", "", 0, 0, "", "")                                            \
+  X(RESERVED, resume, "resume", "", 0, 0, "", "")
+
+/* The values of the CHOICE options, in the order of their lists. */
+enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
+enum { GPT_PLANNER_ROUND_ROBIN = 0, GPT_PLANNER_ROLE_GREEDY, GPT_PLANNER_SCOPE_GREEDY };
+
+/* GPT_OPTION_data, GPT_OPTION_ranks, ...: index into `given`. */
+enum gpt_option_index {
+#define GPT_OPTION_INDEX(kind, field, name, initial, low, high, value, help) GPT_OPTION_##field,
+  GPT_OPTIONS(GPT_OPTION_INDEX)
+#undef GPT_OPTION_INDEX
+      GPT_OPTION_COUNT
+};
+
+#define GPT_OPTION_FIELD_INTEGER(field) int64_t field;
+#define GPT_OPTION_FIELD_REAL(field) double field;
+#define GPT_OPTION_FIELD_FLAG(field) int32_t field;
+#define GPT_OPTION_FIELD_TEXT(field) const char *field;
+#define GPT_OPTION_FIELD_CHOICE(field) int32_t field;
+#define GPT_OPTION_FIELD_RESERVED(field)
+
+typedef struct gpt_options {
+#define GPT_OPTION_FIELD(kind, field, name, initial, low, high, value, help) \
+  GPT_OPTION_FIELD_##kind(field)
+  GPT_OPTIONS(GPT_OPTION_FIELD)
+#undef GPT_OPTION_FIELD
+  uint8_t given[GPT_OPTION_COUNT]; /* 1: on the command line */
+} gpt_options;
+
+enum { GPT_OPTIONS_HELP = 1 };
+
+/*
+ * Parses `--name value` and `--name=value`; where a name comes twice, the last counts. Returns
+ * GPT_OK; GPT_OPTIONS_HELP if --help was given (print gpt_options_help, exit 0); or GPT_USAGE_ERROR
+ * with a line for standard error (exit 2). On GPT_OK the values are checked together too: a file is
+ * named, the model's shape holds, no output overwrites the input.
+ */
+int gpt_options_parse(int argc, const char *const *argv, gpt_options *options, gpt_error *error);
+
+/* The table with defaults, for standard output. */
+void gpt_options_help(FILE *out, const char *program);
+
+/* The model's shape. */
+void gpt_options_config(const gpt_options *options, gpt_config *config);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* GPT_OPTIONS_H */
