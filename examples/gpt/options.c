@@ -186,6 +186,8 @@ static int check_together(const gpt_options *o, gpt_error *error) {
     return gpt_fail(error, "%s is --data and an output file; choose another output name", o->data);
   if (same_file(o->loss_csv, o->loss_svg))
     return gpt_fail(error, "--loss-csv and --loss-svg are both %s; choose two names", o->loss_csv);
+  if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
+    return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
   gpt_options_config(o, &config);
   return gpt_config_check(&config, error);
 }
@@ -197,8 +199,6 @@ int gpt_options_parse(int argc, const char *const *argv, gpt_options *options, g
   for (int at = 1; at < argc && status == GPT_OK;)
     status = take_argument(argc, argv, &at, options, error);
   if (status != GPT_OK) return status;
-  if (options->optimizer == GPT_OPTIMIZER_ADAMW && !options->given[GPT_OPTION_lr])
-    options->lr = 0.003; /* stated in the help of --lr */
   return check_together(options, error);
 }
 

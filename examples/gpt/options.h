@@ -41,9 +41,9 @@ extern "C" {
   X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                                 \
   X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                         \
   X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                        \
-  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR",                                                      \
-    "step size of the hidden matrices; with adamw it is 0.003 unless given")                       \
-  X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR", "step size of everything else")         \
+  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR", "step size of Muon")                                 \
+  X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                         \
+    "step size of AdamW: the other parameters, or all with --optimizer adamw")                     \
   X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                     \
   X(FLAG, tied, "tied", "0", 0, 0, "", "the head shares the token embedding")                      \
   X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")           \
