@@ -1,0 +1,646 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * transport_threads.h - the transport of ranks that are threads of one process.
+ *
+ *   // world: threads_world.h. In the thread of each rank:
+ *   mfsdp_transport transport;
+ *   MFSDP_TRY(mfsdp_threads_transport_create(context, world, rank, backend, &transport));
+ *   MFSDP_TRY(transport.ops->reserve(transport.self, context, 2 * (world_size - 1)));   // optional
+ *   MFSDP_TRY(mfsdp_transport_submit(context, &transport, queue, &batch));              // ENQUEUED
+ *   ...
+ *   MFSDP_TRY(transport.ops->destroy(transport.self, context));
+ *
+ * Rendezvous: a receiver copies straight from the sender's buffer (one copy, none in between), and
+ * a batch is complete when its receives are filled and its sends have been read. A batch posts all
+ * of its sends, then serves its receives as their senders arrive, then waits for its readers; so
+ * batches that send to each other never deadlock. Copies happen outside all locks.
+ *
+ * Failure: a size or check word that differs, a peer that has left, a wait without progress for
+ * deadline_us, or `poison` end the world: every running batch of every rank returns the first error
+ * (its `rank` is the one that noticed, its `culprit` the one that caused it), later calls
+ * E_POISONED. A failed batch returns only after nobody reads its buffers any more.
+ *
+ * destroy: E_STATE while a batch is queued or running. If a queue failed and skipped its batches,
+ * poison the transport (peers wait for those batches), destroy the queue, then the transport.
+ * Does not: offer native collectives, split or registration; choose algorithms; count traffic.
+ * Link flags: -lpthread (part of libc since glibc 2.34). POSIX 2008: see posix/clock.h.
+ */
+#ifndef MFSDP_HOST_TRANSPORT_THREADS_H
+#define MFSDP_HOST_TRANSPORT_THREADS_H
+
+#include "threads_control.h"
+#include "threads_world.h"
+
+enum { MFSDP__THREADS_FREE = 0, MFSDP__THREADS_QUEUED, MFSDP__THREADS_RUNNING };
+
+/* A batch from submit until it has run. */
+typedef struct mfsdp__threads_batch {
+  struct mfsdp__threads_transport *transport;
+  mfsdp__threads_xfer *xfers; /* xfer_capacity entries */
+  int32_t xfer_count;
+  int32_t state; /* with ring_mutex */
+  uint64_t check;
+  const char *label;
+} mfsdp__threads_batch;
+
+/* What one rank owns. Only the batch that runs touches the fields of the second part. */
+typedef struct mfsdp__threads_transport {
+  mfsdp_threads_world *world;
+  mfsdp__threads_slot *slot;
+  const mfsdp_backend *backend;
+  mfsdp_mutex ring_mutex;
+  mfsdp_cond ring_cond;
+  int32_t ring_mutex_ready, ring_cond_ready;
+  mfsdp__threads_batch *batches; /* a ring of desc.batch_count */
+  mfsdp__threads_xfer *xfers;    /* batch_count x xfer_capacity */
+  int32_t xfer_capacity;
+  int32_t next_batch; /* of the submitting thread */
+
+  mfsdp__threads_xfer **receives; /* world: the next receive to serve, by sender */
+  mfsdp__threads_xfer **last;     /* world: the last one */
+  int32_t *senders;               /* the ranks with receives to serve */
+  int32_t sender_count;
+  int32_t *suspects; /* world: scratch of the time-out's explanation */
+  uint8_t *visited;  /* world */
+} mfsdp__threads_transport;
+
+/* ---- the life of a batch, on the queue's thread ---- */
+
+/* Sorts the receives by sender and opens the mailbox for them. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_open(mfsdp__threads_batch *batch, mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  mfsdp__threads_slot *slot = t->slot;
+  int32_t i, busy, send_count = 0;
+  t->sender_count = 0;
+  mfsdp_mutex_lock(&slot->mutex);
+  busy = slot->in_batch;
+  slot->in_batch = 1;
+  for (i = 0; i < batch->xfer_count && !busy; ++i) {
+    mfsdp__threads_xfer *xfer = &batch->xfers[i];
+    const int32_t peer = xfer->x.peer;
+    mfsdp__threads_pair *pair = mfsdp__threads_pair_of(t->world, peer, slot->rank);
+    xfer->next = NULL;
+    if (xfer->x.is_send) {
+      ++send_count;
+      continue;
+    }
+    if (pair->receive_count++ == 0) {
+      t->senders[t->sender_count++] = peer;
+      t->receives[peer] = xfer;
+    } else {
+      t->last[peer]->next = xfer;
+    }
+    t->last[peer] = xfer;
+  }
+  if (!busy) slot->send_count = send_count;
+  mfsdp_mutex_unlock(&slot->mutex);
+  if (!busy) return MFSDP_OK;
+  return MFSDP_ERROR_SET(why, MFSDP_E_STATE, slot->rank,
+                         "%s: rank %d runs another batch at the same time; a transport serves one "
+                         "communication queue",
+                         batch->label, (int)slot->rank);
+}
+
+MFSDP_API void mfsdp__threads_post(mfsdp__threads_batch *batch, mfsdp__threads_xfer *xfer) {
+  mfsdp_threads_world *world = batch->transport->world;
+  const int32_t rank = batch->transport->slot->rank, peer = xfer->x.peer;
+  mfsdp__threads_slot *mailbox = &world->slots[peer];
+  mfsdp__threads_pair *pair = mfsdp__threads_pair_of(world, rank, peer);
+  mfsdp_mutex_lock(&mailbox->mutex);
+  if (pair->head == NULL)
+    __atomic_store_n(&pair->head, xfer, __ATOMIC_RELEASE);
+  else
+    pair->tail->next = xfer;
+  pair->tail = xfer;
+  mfsdp__threads_notify_locked(mailbox, mailbox->waits_for == MFSDP__THREADS_A_POST &&
+                                            pair->receive_count > 0);
+  mfsdp_mutex_unlock(&mailbox->mutex);
+}
+
+/* The oldest send of `peer` to this rank, now this rank's to read; NULL: none. */
+MFSDP_API mfsdp__threads_xfer *mfsdp__threads_take(mfsdp__threads_transport *t, int32_t peer) {
+  mfsdp__threads_pair *pair = mfsdp__threads_pair_of(t->world, peer, t->slot->rank);
+  mfsdp__threads_xfer *sent;
+  if (__atomic_load_n(&pair->head, __ATOMIC_ACQUIRE) == NULL) return NULL;
+  mfsdp_mutex_lock(&t->slot->mutex);
+  sent = pair->head;
+  if (sent != NULL) {
+    __atomic_store_n(&pair->head, sent->next, __ATOMIC_RELEASE);
+    --pair->receive_count;
+  }
+  mfsdp_mutex_unlock(&t->slot->mutex);
+  return sent;
+}
+
+/* After this the sender may reuse its buffer and its record. */
+MFSDP_API void mfsdp__threads_release(mfsdp__threads_slot *sender) {
+  mfsdp_mutex_lock(&sender->mutex);
+  --sender->send_count;
+  mfsdp__threads_notify_locked(sender, sender->waits_for == MFSDP__THREADS_ITS_SENDS &&
+                                           sender->send_count == 0);
+  mfsdp_mutex_unlock(&sender->mutex);
+}
+
+MFSDP_API mfsdp_status mfsdp__threads_match(const mfsdp__threads_xfer *sent,
+                                            const mfsdp__threads_xfer *received, mfsdp_error *why) {
+  const mfsdp__threads_batch *from = sent->batch, *to = received->batch;
+  const int sender = (int)received->x.peer, receiver = (int)sent->x.peer;
+  if (sent->x.nbytes != received->x.nbytes)
+    return MFSDP_ERROR_SET(
+        why, MFSDP_E_MISMATCH, -1,
+        "rank %d sends %zu bytes in \"%s\", rank %d receives %zu bytes in \"%s\"", sender,
+        sent->x.nbytes, from->label, receiver, received->x.nbytes, to->label);
+  if (from->check != 0 && to->check != 0 && from->check != to->check)
+    return MFSDP_ERROR_SET(why, MFSDP_E_MISMATCH, -1,
+                           "rank %d sends in \"%s\" (check %016llx), rank %d receives in \"%s\" "
+                           "(check %016llx): not the same operation",
+                           sender, from->label, (unsigned long long)from->check, receiver,
+                           to->label, (unsigned long long)to->check);
+  if (sent->x.nbytes > 0) memcpy(received->x.dst, sent->x.src, sent->x.nbytes);
+  return MFSDP_OK;
+}
+
+MFSDP_API void mfsdp__threads_end(mfsdp__threads_transport *t, mfsdp_error *why) {
+  why->rank = t->slot->rank;
+  mfsdp_threads_world_poison(t->world, why);
+}
+
+/* Serves every receive whose send is there. *progress = 1 if there was one. */
+MFSDP_API mfsdp_status mfsdp__threads_serve(mfsdp__threads_batch *batch, int *progress,
+                                            mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  int32_t i = 0;
+  while (i < t->sender_count) {
+    const int32_t peer = t->senders[i];
+    mfsdp__threads_xfer *sent;
+    while (t->receives[peer] != NULL && (sent = mfsdp__threads_take(t, peer)) != NULL) {
+      const mfsdp_status status = mfsdp__threads_match(sent, t->receives[peer], why);
+      if (status != MFSDP_OK) mfsdp__threads_end(t, why); /* before the sender thinks it is done */
+      mfsdp__threads_release(&t->world->slots[peer]);
+      if (status != MFSDP_OK) return status;
+      t->receives[peer] = t->receives[peer]->next;
+      *progress = 1;
+    }
+    if (t->receives[peer] == NULL)
+      t->senders[i] = t->senders[--t->sender_count];
+    else
+      ++i;
+  }
+  return MFSDP_OK;
+}
+
+/* ---- waits that fail ---- */
+
+/* Does rank a, in its running batch, wait for rank b to send (1) or to receive (2)? 3: for both. */
+MFSDP_API int mfsdp__threads_waits_for(mfsdp_threads_world *world, int32_t a, int32_t b) {
+  const mfsdp__threads_pair *incoming = mfsdp__threads_pair_of(world, b, a);
+  const mfsdp__threads_pair *outgoing = mfsdp__threads_pair_of(world, a, b);
+  int waits = 0;
+  mfsdp_mutex_lock(&world->slots[a].mutex);
+  if (incoming->receive_count > 0 && incoming->head == NULL) waits |= 1;
+  mfsdp_mutex_unlock(&world->slots[a].mutex);
+  mfsdp_mutex_lock(&world->slots[b].mutex);
+  if (outgoing->head != NULL) waits |= 2;
+  mfsdp_mutex_unlock(&world->slots[b].mutex);
+  return waits;
+}
+
+/* E_PEER if a rank that this one waits for has left. */
+MFSDP_API mfsdp_status mfsdp__threads_check_left(const mfsdp__threads_batch *batch,
+                                                 mfsdp_error *why) {
+  mfsdp_threads_world *world = batch->transport->world;
+  const int32_t rank = batch->transport->slot->rank;
+  int32_t r;
+  if (__atomic_load_n(&world->left_count, __ATOMIC_ACQUIRE) == 0) return MFSDP_OK;
+  for (r = 0; r < world->desc.world; ++r) {
+    int waits;
+    if (mfsdp__threads_role(&world->slots[r].transport_role) != MFSDP__THREADS_LEFT) continue;
+    waits = mfsdp__threads_waits_for(world, rank, r);
+    if (waits != 0)
+      return MFSDP_ERROR_SET(
+          why, MFSDP_E_PEER, r, "%s: rank %d waits for rank %d to %s, but rank %d has left",
+          batch->label, (int)rank, (int)r, waits & 1 ? "send" : "receive", (int)r);
+  }
+  return MFSDP_OK;
+}
+
+/* Follows who waits for whom from this rank to the ranks that are in no transfer at all: in a ring
+ * the silent neighbour is often not the culprit. */
+MFSDP_API void mfsdp__threads_find_culprits(mfsdp__threads_transport *t, mfsdp_error *why) {
+  mfsdp_threads_world *world = t->world;
+  int32_t suspect_count = 1, r;
+  t->suspects[0] = t->slot->rank;
+  memset(t->visited, 0, (size_t)world->desc.world);
+  t->visited[t->slot->rank] = 1;
+  while (suspect_count > 0) {
+    const int32_t suspect = t->suspects[--suspect_count];
+    for (r = 0; r < world->desc.world; ++r) {
+      int in_batch;
+      if (t->visited[r] || mfsdp__threads_waits_for(world, suspect, r) == 0) continue;
+      t->visited[r] = 1;
+      mfsdp_mutex_lock(&world->slots[r].mutex);
+      in_batch = world->slots[r].in_batch;
+      mfsdp_mutex_unlock(&world->slots[r].mutex);
+      if (in_batch) {
+        t->suspects[suspect_count++] = r;
+        continue;
+      }
+      mfsdp__threads_append(why->message, sizeof(why->message), "; rank %d %s", (int)r,
+                            mfsdp__threads_whereabouts(world, r));
+      if (why->culprit < 0) why->culprit = r;
+    }
+  }
+  if (why->culprit < 0)
+    mfsdp__threads_append(
+        why->message, sizeof(why->message),
+        "; they are in transfers themselves: the ranks disagree about the order of "
+        "transfers, or copy for longer than the deadline");
+}
+
+MFSDP_API mfsdp_status mfsdp__threads_explain(const mfsdp__threads_batch *batch, int64_t waited_us,
+                                              mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  const char *separator = " for ";
+  int32_t r;
+  (void)MFSDP_ERROR_SET(why, MFSDP_E_TIMEOUT, -1, "%s: rank %d waited %lld ms", batch->label,
+                        (int)t->slot->rank, (long long)(waited_us / 1000));
+  for (r = 0; r < t->world->desc.world; ++r) {
+    const int waits = mfsdp__threads_waits_for(t->world, t->slot->rank, r);
+    if (waits == 0) continue;
+    mfsdp__threads_append(why->message, sizeof(why->message), "%srank %d to %s", separator, (int)r,
+                          waits == 3   ? "send and to receive"
+                          : waits == 1 ? "send"
+                                       : "receive");
+    separator = ", ";
+  }
+  mfsdp__threads_find_culprits(t, why);
+  return why->status;
+}
+
+/* Sends of this rank that nobody has taken yet; with `withdraw` they are taken back. */
+MFSDP_API int32_t mfsdp__threads_untaken(mfsdp__threads_transport *t, int withdraw) {
+  mfsdp_threads_world *world = t->world;
+  int32_t r, count = 0;
+  for (r = 0; r < world->desc.world; ++r) {
+    mfsdp__threads_pair *pair = mfsdp__threads_pair_of(world, t->slot->rank, r);
+    const mfsdp__threads_xfer *xfer;
+    if (r == t->slot->rank) continue;
+    mfsdp_mutex_lock(&world->slots[r].mutex);
+    for (xfer = pair->head; xfer != NULL; xfer = xfer->next)
+      ++count;
+    if (withdraw) {
+      __atomic_store_n(&pair->head, (mfsdp__threads_xfer *)NULL, __ATOMIC_RELEASE);
+      pair->tail = NULL;
+    }
+    mfsdp_mutex_unlock(&world->slots[r].mutex);
+  }
+  return count;
+}
+
+MFSDP_API int32_t mfsdp__threads_send_count(mfsdp__threads_slot *slot) {
+  int32_t count;
+  mfsdp_mutex_lock(&slot->mutex);
+  count = slot->send_count;
+  mfsdp_mutex_unlock(&slot->mutex);
+  return count;
+}
+
+/* Until the batch is complete, or failed. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_progress(mfsdp__threads_batch *batch,
+                                                     mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  mfsdp__threads_slot *slot = t->slot;
+  int64_t since_us = mfsdp_clock_us();
+  int32_t last_send_count = INT32_MAX;
+  for (;;) {
+    const uint32_t seen = mfsdp__threads_events(slot);
+    int progress = 0;
+    int32_t send_count;
+    MFSDP_TRY(mfsdp__threads_serve(batch, &progress, why));
+    send_count = mfsdp__threads_send_count(slot);
+    if (mfsdp__threads_poisoned(t->world)) return MFSDP_E_POISONED;
+    if (t->sender_count == 0 && send_count == 0) return MFSDP_OK;
+    if (progress || send_count < last_send_count) since_us = mfsdp_clock_us();
+    last_send_count = send_count;
+    MFSDP_TRY(mfsdp__threads_check_left(batch, why));
+    if (mfsdp__threads_wait(slot,
+                            t->sender_count > 0 ? MFSDP__THREADS_A_POST : MFSDP__THREADS_ITS_SENDS,
+                            seen, since_us + t->world->desc.deadline_us))
+      continue;
+    if (mfsdp__threads_send_count(slot) > mfsdp__threads_untaken(t, 0))
+      since_us = mfsdp_clock_us(); /* someone is reading from us: that is progress */
+    else
+      return mfsdp__threads_explain(batch, mfsdp_clock_us() - since_us, why);
+  }
+}
+
+/* After a failure: nothing of this batch stays in a mailbox, and nobody reads its buffers. */
+MFSDP_API void mfsdp__threads_batch_withdraw(mfsdp__threads_transport *t) {
+  mfsdp__threads_slot *slot = t->slot;
+  const int32_t withdrawn = mfsdp__threads_untaken(t, 1);
+  int32_t r;
+  mfsdp_mutex_lock(&slot->mutex);
+  for (r = 0; r < t->world->desc.world; ++r)
+    mfsdp__threads_pair_of(t->world, r, slot->rank)->receive_count = 0;
+  slot->send_count -= withdrawn;
+  slot->waits_for = MFSDP__THREADS_ITS_SENDS;
+  while (slot->send_count > 0) /* a copy that has begun ends by itself: no deadline */
+    (void)mfsdp_cond_wait_until(&slot->cond, &slot->mutex, MFSDP_DEADLINE_NEVER_US);
+  slot->waits_for = MFSDP__THREADS_NOTHING;
+  mfsdp_mutex_unlock(&slot->mutex);
+}
+
+MFSDP_API void mfsdp__threads_batch_state(mfsdp__threads_batch *batch, int32_t state) {
+  mfsdp__threads_transport *t = batch->transport;
+  mfsdp_mutex_lock(&t->ring_mutex);
+  batch->state = state;
+  if (state == MFSDP__THREADS_FREE) mfsdp_cond_broadcast(&t->ring_cond);
+  mfsdp_mutex_unlock(&t->ring_mutex);
+}
+
+/* The task of a batch. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *error) {
+  mfsdp__threads_batch *batch = (mfsdp__threads_batch *)argument;
+  mfsdp__threads_transport *t = batch->transport;
+  mfsdp_error why = mfsdp_error_none();
+  mfsdp_status status;
+  int32_t i;
+  mfsdp__threads_batch_state(batch, MFSDP__THREADS_RUNNING);
+  status = mfsdp__threads_batch_open(batch, &why);
+  if (status == MFSDP_E_STATE) {
+    mfsdp__threads_end(t, &why); /* the other batch is not ours to close */
+  } else {
+    for (i = 0; i < batch->xfer_count; ++i)
+      if (batch->xfers[i].x.is_send) mfsdp__threads_post(batch, &batch->xfers[i]);
+    status = mfsdp__threads_batch_progress(batch, &why);
+    if (status != MFSDP_OK && status != MFSDP_E_POISONED) mfsdp__threads_end(t, &why);
+    if (status != MFSDP_OK) mfsdp__threads_batch_withdraw(t);
+    mfsdp_mutex_lock(&t->slot->mutex);
+    t->slot->in_batch = 0;
+    mfsdp_mutex_unlock(&t->slot->mutex);
+  }
+  mfsdp__threads_batch_state(batch, MFSDP__THREADS_FREE);
+  if (status == MFSDP_OK) return MFSDP_OK;
+  status = mfsdp__threads_first_error(t->world, &why);
+  if (error != NULL) *error = why;
+  return status;
+}
+
+/* ---- the table ---- */
+
+/* The next record of the ring, marked QUEUED; waits until the queue has run it. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_acquire(mfsdp__threads_transport *t,
+                                                    mfsdp_context *context, const char *label,
+                                                    mfsdp__threads_batch **out) {
+  mfsdp__threads_batch *batch = &t->batches[t->next_batch];
+  const int64_t deadline_us = mfsdp_clock_deadline_us(t->world->desc.deadline_us);
+  mfsdp_error why = mfsdp_error_none();
+  int in_time = 1, free_now;
+  mfsdp_mutex_lock(&t->ring_mutex);
+  while (in_time && batch->state != MFSDP__THREADS_FREE)
+    in_time = mfsdp_cond_wait_until(&t->ring_cond, &t->ring_mutex, deadline_us);
+  free_now = batch->state == MFSDP__THREADS_FREE;
+  if (free_now) batch->state = MFSDP__THREADS_QUEUED;
+  mfsdp_mutex_unlock(&t->ring_mutex);
+  if (free_now) {
+    t->next_batch = (t->next_batch + 1) % t->world->desc.batch_count;
+    *out = batch;
+    return MFSDP_OK;
+  }
+  (void)MFSDP_ERROR_SET(&why, MFSDP_E_TIMEOUT, t->slot->rank,
+                        "%s: the queue of rank %d has run none of %d submitted batches for %lld ms",
+                        label, (int)t->slot->rank, (int)t->world->desc.batch_count,
+                        (long long)(t->world->desc.deadline_us / 1000));
+  mfsdp__threads_end(t, &why);
+  (void)mfsdp__threads_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
+MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
+                                             const mfsdp_batch *batch) {
+  mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
+  const char *label = batch->label != NULL ? batch->label : "batch";
+  mfsdp__threads_batch *record;
+  mfsdp_error why;
+  mfsdp_status status;
+  int32_t i;
+  if (batch->xfer_count < 0 || batch->xfer_count > t->xfer_capacity)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the batch has %d transfers, needs 0 to %d (see reserve)", label,
+                      (int)batch->xfer_count, (int)t->xfer_capacity);
+  if (mfsdp__threads_poisoned(t->world)) return mfsdp__threads_refuse(t->world, context, label);
+  MFSDP_TRY(mfsdp__threads_batch_acquire(t, context, label, &record));
+  record->xfer_count = batch->xfer_count;
+  record->check = batch->check;
+  record->label = label;
+  for (i = 0; i < batch->xfer_count; ++i) {
+    record->xfers[i].x = batch->xfers[i];
+    record->xfers[i].batch = record;
+  }
+  status = t->backend->ops->queue_call(t->backend->self, queue, mfsdp__threads_batch_run, record);
+  if (status == MFSDP_OK) return MFSDP_OK;
+  mfsdp__threads_batch_state(record, MFSDP__THREADS_FREE);
+  if (!mfsdp__threads_poisoned(t->world))
+    return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", label,
+                      (int)t->slot->rank);
+  (void)mfsdp__threads_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
+MFSDP_API void mfsdp__threads_poison(void *self, const mfsdp_error *why) {
+  mfsdp_threads_world_poison(((mfsdp__threads_transport *)self)->world, why);
+}
+
+/* The first error itself, with its status and culprit. */
+MFSDP_API mfsdp_status mfsdp__threads_poll(void *self, mfsdp_context *context) {
+  const mfsdp__threads_transport *t = (const mfsdp__threads_transport *)self;
+  mfsdp_error why;
+  if (!mfsdp__threads_poisoned(t->world)) return MFSDP_OK;
+  (void)mfsdp__threads_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
+/* How many batches of the ring are in `state`. */
+MFSDP_API int32_t mfsdp__threads_count_batches(mfsdp__threads_transport *t, int32_t state) {
+  int32_t i, count = 0;
+  if (t->batches == NULL) return 0;
+  mfsdp_mutex_lock(&t->ring_mutex);
+  for (i = 0; i < t->world->desc.batch_count; ++i)
+    if (t->batches[i].state == state) ++count;
+  mfsdp_mutex_unlock(&t->ring_mutex);
+  return count;
+}
+
+/* Never shrinks. E_STATE while a batch is queued or running, E_ARGUMENT, E_OVERFLOW, E_MEMORY (then
+ * the capacity is the old one). */
+MFSDP_API mfsdp_status mfsdp__threads_reserve(void *self, mfsdp_context *context,
+                                              int32_t max_xfer_count) {
+  mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
+  const size_t batch_count = (size_t)t->world->desc.batch_count;
+  size_t xfer_count, i;
+  void *table;
+  if (max_xfer_count < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "threads transport: reserve of %d transfers, needs at least 0",
+                      (int)max_xfer_count);
+  if (max_xfer_count <= t->xfer_capacity) return MFSDP_OK;
+  if (mfsdp__threads_count_batches(t, MFSDP__THREADS_FREE) != t->world->desc.batch_count)
+    return MFSDP_FAIL(context, MFSDP_E_STATE,
+                      "threads transport: reserve while batches of rank %d are queued or running",
+                      (int)t->slot->rank);
+  if (!mfsdp_size_mul(batch_count, (size_t)max_xfer_count, &xfer_count))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                      "threads transport: %zu batches of %d transfers overflow size_t", batch_count,
+                      (int)max_xfer_count);
+  MFSDP_TRY(mfsdp_table_alloc(context, xfer_count, sizeof(mfsdp__threads_xfer),
+                              "threads transport: transfers", &table));
+  mfsdp_table_free(context, t->xfers, batch_count * (size_t)t->xfer_capacity,
+                   sizeof(mfsdp__threads_xfer));
+  t->xfers = (mfsdp__threads_xfer *)table;
+  t->xfer_capacity = max_xfer_count;
+  for (i = 0; i < batch_count; ++i)
+    t->batches[i].xfers = t->xfers + i * (size_t)max_xfer_count;
+  return MFSDP_OK;
+}
+
+MFSDP_API void mfsdp__threads_transport_free(mfsdp_context *context, mfsdp__threads_transport *t) {
+  const size_t count = (size_t)t->world->desc.world;
+  const size_t batch_count = (size_t)t->world->desc.batch_count;
+  if (t->ring_cond_ready) mfsdp_cond_destroy(&t->ring_cond);
+  if (t->ring_mutex_ready) mfsdp_mutex_destroy(&t->ring_mutex);
+  mfsdp_table_free(context, t->visited, count, sizeof(uint8_t));
+  mfsdp_table_free(context, t->suspects, count, sizeof(int32_t));
+  mfsdp_table_free(context, t->senders, count, sizeof(int32_t));
+  mfsdp_table_free(context, t->last, count, sizeof(mfsdp__threads_xfer *));
+  mfsdp_table_free(context, t->receives, count, sizeof(mfsdp__threads_xfer *));
+  mfsdp_table_free(context, t->xfers, batch_count * (size_t)t->xfer_capacity,
+                   sizeof(mfsdp__threads_xfer));
+  mfsdp_table_free(context, t->batches, batch_count, sizeof(mfsdp__threads_batch));
+  mfsdp_table_free(context, t, 1, sizeof(*t));
+}
+
+/* Leaves the world. E_STATE while a batch runs; while one is queued, unless the world is poisoned.
+ */
+MFSDP_API mfsdp_status mfsdp__threads_destroy(void *self, mfsdp_context *context) {
+  mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
+  mfsdp_threads_world *world;
+  mfsdp__threads_slot *slot;
+  if (t == NULL) return MFSDP_OK;
+  world = t->world;
+  slot = t->slot;
+  if (mfsdp__threads_count_batches(t, MFSDP__THREADS_RUNNING) > 0)
+    return MFSDP_FAIL(context, MFSDP_E_STATE, "threads transport: a batch of rank %d is running",
+                      (int)slot->rank);
+  if (!mfsdp__threads_poisoned(world) && mfsdp__threads_count_batches(t, MFSDP__THREADS_QUEUED) > 0)
+    return MFSDP_FAIL(
+        context, MFSDP_E_STATE,
+        "threads transport: a batch of rank %d is queued and has not run; wait for its "
+        "queue, or poison the transport if the queue failed",
+        (int)slot->rank);
+  mfsdp__threads_transport_free(context, t);
+  mfsdp__threads_leave(world, &slot->transport_role);
+  return MFSDP_OK;
+}
+
+MFSDP_API const mfsdp_transport_ops *mfsdp__threads_transport_ops(void) {
+  static const mfsdp_transport_ops ops = {sizeof(mfsdp_transport_ops),
+                                          "threads",
+                                          mfsdp__threads_submit,
+                                          mfsdp__threads_reserve,
+                                          mfsdp__threads_poll,
+                                          mfsdp__threads_poison,
+                                          mfsdp__threads_destroy,
+                                          NULL,
+                                          NULL,
+                                          NULL,
+                                          NULL};
+  return &ops;
+}
+
+MFSDP_API mfsdp_status mfsdp__threads_transport_alloc(mfsdp_context *context,
+                                                      mfsdp__threads_transport *t) {
+  const size_t count = (size_t)t->world->desc.world;
+  const size_t batch_count = (size_t)t->world->desc.batch_count;
+  mfsdp_status status;
+  size_t i;
+  void *table;
+  MFSDP_TRY(mfsdp_table_alloc(context, batch_count, sizeof(mfsdp__threads_batch),
+                              "threads transport: batches", &table));
+  t->batches = (mfsdp__threads_batch *)table;
+  for (i = 0; i < batch_count; ++i)
+    t->batches[i].transport = t;
+  MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(mfsdp__threads_xfer *),
+                              "threads transport: receives", &table));
+  t->receives = (mfsdp__threads_xfer **)table;
+  MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(mfsdp__threads_xfer *),
+                              "threads transport: last receives", &table));
+  t->last = (mfsdp__threads_xfer **)table;
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, count, sizeof(int32_t), "threads transport: senders", &table));
+  t->senders = (int32_t *)table;
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, count, sizeof(int32_t), "threads transport: suspects", &table));
+  t->suspects = (int32_t *)table;
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, count, sizeof(uint8_t), "threads transport: visited", &table));
+  t->visited = (uint8_t *)table;
+  status = mfsdp_mutex_init(&t->ring_mutex);
+  t->ring_mutex_ready = status == MFSDP_OK;
+  if (status == MFSDP_OK) status = mfsdp_cond_init(&t->ring_cond);
+  t->ring_cond_ready = status == MFSDP_OK;
+  if (status != MFSDP_OK)
+    return MFSDP_FAIL(context, status,
+                      "threads transport: the system refused a mutex or a condition");
+  return mfsdp__threads_reserve(t, context, t->world->desc.batch_xfer_count);
+}
+
+/*
+ * Joins `world` as `rank`: the calling thread's own context and backend. Peers may send before this
+ * rank has joined; they wait for it. Memory comes from `context`; *out holds the table, to be ended
+ * with ops->destroy(self, context), after which peers that wait for this rank get E_PEER. COMPLETE.
+ * E_ARGUMENT; E_STATE if this rank has joined before (names it); E_POISONED; E_OVERFLOW; E_MEMORY
+ * or E_IO, after which the rank may try again.
+ */
+MFSDP_API mfsdp_status mfsdp_threads_transport_create(mfsdp_context *context,
+                                                      mfsdp_threads_world *world, int32_t rank,
+                                                      const mfsdp_backend *backend,
+                                                      mfsdp_transport *out) {
+  mfsdp__threads_slot *slot;
+  mfsdp__threads_transport *t;
+  mfsdp_status status;
+  void *table;
+  if (world == NULL || out == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "threads transport: %s is NULL",
+                      world == NULL ? "world" : "out");
+  memset(out, 0, sizeof(*out));
+  if (rank < 0 || rank >= world->desc.world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "threads transport: rank is %d, needs 0 to %d",
+                      (int)rank, (int)world->desc.world - 1);
+  MFSDP_TRY(mfsdp_backend_check(context, backend));
+  slot = &world->slots[rank];
+  MFSDP_TRY(mfsdp__threads_join(world, context, rank, &slot->transport_role, "threads transport"));
+  status = mfsdp_table_alloc(context, 1, sizeof(*t), "threads transport", &table);
+  if (status == MFSDP_OK) {
+    t = (mfsdp__threads_transport *)table;
+    t->world = world;
+    t->slot = slot;
+    t->backend = backend;
+    status = mfsdp__threads_transport_alloc(context, t);
+    if (status != MFSDP_OK) mfsdp__threads_transport_free(context, t);
+  }
+  if (status != MFSDP_OK) {
+    __atomic_store_n(&slot->transport_role, (int32_t)MFSDP__THREADS_ABSENT, __ATOMIC_RELEASE);
+    return status;
+  }
+  out->struct_nbytes = sizeof(*out);
+  out->ops = mfsdp__threads_transport_ops();
+  out->self = table;
+  out->backend = backend;
+  out->rank = rank;
+  out->world = world->desc.world;
+  out->node_of_rank = world->node_of_rank;
+  out->deadline_us = world->desc.deadline_us;
+  return MFSDP_OK;
+}
+
+#endif /* MFSDP_HOST_TRANSPORT_THREADS_H */
