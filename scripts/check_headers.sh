@@ -31,7 +31,6 @@ job_count=0
 HOST_WARN='-Wall -Wextra -Wconversion -Wsign-conversion -Wshadow'
 WARN="$HOST_WARN -Wpedantic -Wundef -Werror"
 MATH='-fno-math-errno -ffp-contract=off'
-POSIX=-D_POSIX_C_SOURCE=200809L
 
 say() { # RESULT-LINE: keeps its place among the jobs
   job_count=$((job_count + 1))
@@ -42,8 +41,7 @@ job() { # NAME COMMANDS
   printf '# %s\n%s\n' "$1" "$2" >"$tmp/$(printf %04d $job_count).job"
 }
 
-have() { command -v "$1" >/dev/null 2>&1; }
-compiles() { printf '%s\n' "$1" >"$tmp/probe.c"; shift; "$@" -fsyntax-only "$tmp/probe.c" >/dev/null 2>&1; }
+. scripts/headers_lib.sh
 
 # ---- what there is to compile with ----
 families=''
@@ -51,8 +49,7 @@ if compiles '' "$CC" -std=c11; then families="$families gcc"; fi
 if have "$CLANG" && compiles '' "$CLANG" -std=c11; then families="$families clang"
 else say "skip headers clang: $CLANG is not there or does not compile"; fi
 
-nvcc=${NVCC:-nvcc}
-if ! have "$nvcc" && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
+find_nvcc
 nvcc_works=0
 printf 'int main(void) { return 0; }\n' >"$tmp/probe.cu"
 if have "$nvcc" && "$nvcc" -std=c++17 "$tmp/probe.cu" -o "$tmp/probe" >"$tmp/nvcc.out" 2>&1; then
@@ -61,62 +58,7 @@ else
   say "skip headers nvcc: $nvcc is not there or does not compile"
 fi
 
-# ---- where the vendors' headers are ----
-scripts/probe.sh config release "$tmp/config.mk" || exit 1
-CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
-CBLAS_LD=$(sed -n 's/^release_CBLAS_LIBS := //p' "$tmp/config.mk")
-MPI_INC=''
-if have mpicc; then MPI_INC=$(mpicc --showme:compile 2>/dev/null | sed -E 's/-I *([^ ])/-isystem \1/g'); fi
-CUDA_INC=''
-if have "$nvcc"; then
-  cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
-  if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
-fi
-
-# shellcheck disable=SC2013 # names in includes have no spaces
-# Headers that a header includes, itself among them, one path a line.
-closure() {
-  printf '%s\n' "$1" >"$tmp/seen"
-  todo=$1
-  while [ -n "$todo" ]; do
-    next=''
-    for file in $todo; do
-      for name in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file"); do
-        path=$(dirname "$file")/$name
-        [ -f "$path" ] || path=$name
-        [ -f "$path" ] || continue
-        path=$(realpath --relative-to=. "$path")
-        grep -qxF "$path" "$tmp/seen" && continue
-        echo "$path" >>"$tmp/seen"
-        next="$next $path"
-      done
-    done
-    todo=$next
-  done
-  cat "$tmp/seen"
-}
-
-# include_flags HEADER: sets flags and absent, the first vendor header that is not to be found.
-include_flags() {
-  flags='-I.' absent=''
-  files=$(closure "$1")
-  if printf '%s\n' "$files" | grep -qE '^mfsdp/(posix|host|mpi|cuda)/'; then flags="$flags $POSIX"; fi
-  # shellcheck disable=SC2086,SC2013 # a list of files
-  for vendor in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*<\([^>]*\)>.*/\1/p' $files | sort -u); do
-    case $vendor in
-    cblas.h | lapacke.h) more=$CBLAS_INC ;;
-    mpi.h) more=$MPI_INC ;;
-    cuda*.h | cublas*.h | cusolver*.h | nccl*.h) more=$CUDA_INC ;;
-    *) continue ;;
-    esac
-    # shellcheck disable=SC2086
-    if compiles "#include <$vendor>" "$CC" -std=c11 $more; then
-      case " $flags " in *" $more "*) ;; *) flags="$flags $more" ;; esac
-    else
-      absent=$vendor
-    fi
-  done
-}
+find_vendors || exit 1
 
 # Sets c, cxx and keep, the option that compiles functions which nobody calls (clang has none).
 pick_family() {
@@ -145,7 +87,7 @@ nvcc_command() { # FILE OPTIONS OUTPUT
 }
 
 # ---- each header, alone and twice ----
-headers=$(find matrixfsdp.h mfsdp -name '*.h' 2>/dev/null | LC_ALL=C sort)
+headers=$(library_headers)
 all=$tmp/all.h all_flags='-I.'
 : >"$all"
 for header in $headers; do
@@ -164,10 +106,7 @@ for header in $headers; do
     job "$header nvcc c++17" "$(nvcc_command "$stem.cu" "$flags" "$stem.cu.o")"
   fi
   echo "#include \"$header\"" >>"$all"
-  for flag in $flags; do
-    case $flag in -isystem) continue ;; -*) ;; *) flag="-isystem $flag" ;; esac
-    case " $all_flags " in *" $flag "*) ;; *) all_flags="$all_flags $flag" ;; esac
-  done
+  add_flags
 done
 if [ -z "$headers" ]; then say 'not ok headers: there are none'; fi
 

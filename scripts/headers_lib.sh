@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+# What check_headers.sh and check_rules.sh share: the headers of the library, what they include, and
+# the flags each needs. Sourced in the project's root with $tmp (a folder), CC and NVCC set or not.
+# shellcheck shell=sh disable=SC2034,SC2154 # its variables belong to those scripts
+
+POSIX=-D_POSIX_C_SOURCE=200809L
+
+have() { command -v "$1" >/dev/null 2>&1; }
+compiles() { # SOURCE COMMAND...
+  printf '%s\n' "$1" >"$tmp/probe.c"
+  shift
+  "$@" -fsyntax-only "$tmp/probe.c" >/dev/null 2>&1
+}
+
+library_headers() { find matrixfsdp.h mfsdp -name '*.h' 2>/dev/null | LC_ALL=C sort; }
+
+find_nvcc() {
+  nvcc=${NVCC:-nvcc}
+  if ! have "$nvcc" && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
+}
+
+# Sets where the vendors' headers are, as far as they are installed.
+find_vendors() {
+  scripts/probe.sh config release "$tmp/config.mk" || return 1
+  CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
+  CBLAS_LD=$(sed -n 's/^release_CBLAS_LIBS := //p' "$tmp/config.mk")
+  MPI_INC='' CUDA_INC=''
+  if have mpicc; then
+    MPI_INC=$(mpicc --showme:compile 2>/dev/null | sed -E 's/-I *([^ ])/-isystem \1/g')
+  fi
+  find_nvcc
+  if have "$nvcc"; then
+    cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
+    if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
+  fi
+}
+
+# shellcheck disable=SC2013 # names in includes have no spaces
+# Headers that a header includes, itself among them, one path a line.
+closure() {
+  printf '%s\n' "$1" >"$tmp/seen"
+  todo=$1
+  while [ -n "$todo" ]; do
+    next=''
+    for file in $todo; do
+      for name in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file"); do
+        path=$(dirname "$file")/$name
+        [ -f "$path" ] || path=$name
+        [ -f "$path" ] || continue
+        path=$(realpath --relative-to=. "$path")
+        grep -qxF "$path" "$tmp/seen" && continue
+        echo "$path" >>"$tmp/seen"
+        next="$next $path"
+      done
+    done
+    todo=$next
+  done
+  cat "$tmp/seen"
+}
+
+# include_flags HEADER: sets flags and absent, the first vendor header that is not to be found.
+include_flags() {
+  flags='-I.' absent=''
+  files=$(closure "$1")
+  if printf '%s\n' "$files" | grep -qE '^mfsdp/(posix|host|mpi|cuda)/'; then flags="$flags $POSIX"; fi
+  # shellcheck disable=SC2086,SC2013 # a list of files
+  for vendor in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*<\([^>]*\)>.*/\1/p' $files | sort -u); do
+    case $vendor in
+    cblas.h | lapacke.h) more=$CBLAS_INC ;;
+    mpi.h) more=$MPI_INC ;;
+    cuda*.h | cublas*.h | cusolver*.h | nccl*.h) more=$CUDA_INC ;;
+    *) continue ;;
+    esac
+    # shellcheck disable=SC2086
+    if compiles "#include <$vendor>" "${CC:-gcc}" -std=c11 $more; then
+      case " $flags " in *" $more "*) ;; *) flags="$flags $more" ;; esac
+    else
+      absent=$vendor
+    fi
+  done
+}
+
+# Adds $flags to $all_flags, each once.
+add_flags() {
+  for flag in $flags; do
+    case $flag in -isystem) continue ;; -*) ;; *) flag="-isystem $flag" ;; esac
+    case " $all_flags " in *" $flag "*) ;; *) all_flags="$all_flags $flag" ;; esac
+  done
+}
