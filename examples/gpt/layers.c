@@ -112,7 +112,8 @@ void gpt_bias_gelu_forward(int64_t rows, int64_t dim, const float *x, const floa
       const float s = 1.0f / (1.0f + e);
       const float gain = two_k * (1.0f + 3.0f * cubic * square);
       out[i] = u * s;
-      derivative[i] = s + v * gain * s * (1.0f - s);
+      /* e * s is 1 - s without its cancellation near 1. */
+      derivative[i] = s + v * gain * s * (e * s);
     }
   }
 }

@@ -14,16 +14,17 @@
 #define GPT_LANES 16
 
 /*
- * e^x. Relative error below 1.2e-7 (measured over all of [-87, 88]); x outside is taken at the
- * nearest end, so the result is never 0, a denormal or infinite; NaN gives NaN. Branch-free.
- * Source: Cody-Waite reduction x = n ln 2 + r, |r| <= ln 2 / 2, and a degree-7 Taylor polynomial.
+ * e^x. Relative error below 1e-7 (measured over all of [-87, 87]); x outside is taken at the
+ * nearest end, so neither the result nor its inverse is 0, denormal or infinite; NaN gives NaN.
+ * Branch-free. Source: Cody-Waite reduction x = n ln 2 + r, |r| <= ln 2 / 2, and a degree-7 Taylor
+ * polynomial.
  */
 static inline float gpt_expf(float x) {
   const float rounder = 12582912.0f; /* 1.5 * 2^23: adding it leaves the integer in the low bits */
   float shifted, n, r, p, scale;
   int32_t bits;
   x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
+  x = x > 87.0f ? 87.0f : x;
   shifted = x * 1.44269504f + rounder;
   n = shifted - rounder;
   r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
