@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * host_verdict.h - the host backend's fold of all ranks' scalar messages into the step's scalars.
+ *
+ *   mfsdp__host_verdict(&args);   // args checked by backend_host.h; formulas at mfsdp_verdict_args
+ *
+ * Every loop runs in tensor order or sample order, which do not depend on the number of ranks; so
+ * do the bits of the norm, the clip factor and the mean.
+ *
+ * Internal to backend_host.h. Link flags: -lm.
+ */
+#ifndef MFSDP_HOST_HOST_VERDICT_H
+#define MFSDP_HOST_HOST_VERDICT_H
+
+#include "../backend.h"
+#include "../dtype.h"
+
+#include <math.h>
+
+/* Mean of the values in sample order: value j is micro-batch j / world of rank j % world. */
+MFSDP_API double mfsdp__host_value_mean(const mfsdp_verdict_args *args) {
+  double sum = 0.0;
+  int32_t j;
+  if (args->value_count == 0) return mfsdp_f64_from_bits(UINT64_C(0x7ff8000000000000));
+  for (j = 0; j < args->value_count; ++j) {
+    const uint64_t *message = args->messages + args->rank_word[j % args->world];
+    sum += mfsdp_f64_from_bits(message[1 + j / args->world]);
+  }
+  return sum / (double)args->value_count;
+}
+
+/* present[p] = some rank had a gradient, or the policy says that a missing one is zero. */
+MFSDP_API void mfsdp__host_presence(const mfsdp_verdict_args *args) {
+  int32_t p, rank;
+  for (p = 0; p < args->param_count; ++p) {
+    uint64_t any = args->missing_is_zero ? 1u : 0u;
+    for (rank = 0; rank < args->world; ++rank) {
+      const uint64_t *message = args->messages + args->rank_word[rank];
+      any |= (message[1 + args->value_capacity + p / 64] >> (p % 64)) & 1u;
+    }
+    args->present[p] = (uint32_t)any;
+  }
+}
+
+MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
+  mfsdp_verdict_record record;
+  double sum = 0.0, ratio;
+  int64_t b;
+  int32_t rank, group;
+  memset(&record, 0, sizeof(record));
+  for (b = 0; b < args->block_count; ++b)
+    sum += mfsdp_f64_from_bits(args->messages[args->block_word[b]]);
+  for (rank = 0; rank < args->world; ++rank)
+    if (args->messages[args->rank_word[rank]] & MFSDP_MESSAGE_STOP) record.stop = 1;
+  record.skip = mfsdp_f64_is_finite(sum) ? 0u : 1u;
+  record.grad_norm = sqrt(sum) * fabs(args->grad_scale);
+  ratio = args->clip_norm > 0.0 ? args->clip_norm / (record.grad_norm + 1e-6) : 1.0;
+  record.clip_scale = ratio < 1.0 ? ratio : 1.0; /* 1 too where the norm is not a number */
+  record.value_mean = mfsdp__host_value_mean(args);
+  mfsdp__host_presence(args);
+  for (group = 0; group < args->group_count; ++group) {
+    mfsdp_step_scalars *scalars = &args->scalars[group];
+    scalars->lr = args->rates[group].lr * args->lr_factor;
+    scalars->weight_decay = args->rates[group].weight_decay;
+    scalars->grad_scale = args->grad_scale;
+    scalars->clip_scale = record.clip_scale;
+    if (!record.skip) ++scalars->applied_steps;
+    scalars->skip = record.skip;
+    scalars->stop = record.stop;
+  }
+  record.applied_steps = args->scalars[0].applied_steps;
+  *args->record = record;
+}
+
+#endif /* MFSDP_HOST_HOST_VERDICT_H */
