@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * matrixfsdp.h - MatrixFSDP in C: sharded training in which one rank owns each matrix whole.
+ *
+ * Muon needs a whole 2-D matrix to compute an update; ZeRO-3 gives every rank a slice. Here each matrix
+ * has one owner that holds it whole and the others hold empty shards: forward and backward gather a
+ * unit's parameters as usual, the backward reduction goes to the owner, and the optimizer step moves no
+ * matrix bytes at any world size (arXiv 2607.05895).
+ *
+ * This header holds no code: it includes the core. Each header is useful alone:
+ *
+ *   plan.h, shard.h     who owns what; pure integers, no communication
+ *   newton_schulz.h     orthogonalize one matrix
+ *   muon.h, adamw.h     update one tensor
+ *   optimizer.h         route many local tensors
+ *   collective.h        owner-segment gather and reduce over your transport
+ *   runtime.h           units, steps, verdicts: all of the above in a training loop
+ *   backend.h, transport.h   the two tables to implement for another device or network
+ *   context.h           the per-rank context: allocator, log, trace, last error
+ *
+ * and one from each of the folders that touch the outside:
+ *
+ *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h
+ *   mfsdp/host/transport_threads.h  ranks are threads of this process
+ *
+ * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
+ * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS. POSIX 2008 for host/.
+ *
+ * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI, CUDA,
+ * NCCL, checkpoints, prefetch, 16-bit parameters (README.md has the list).
+ */
+#ifndef MATRIXFSDP_H
+#define MATRIXFSDP_H
+
+#include "mfsdp/adamw.h"
+#include "mfsdp/backend.h"
+#include "mfsdp/collective.h"
+#include "mfsdp/config.h"
+#include "mfsdp/context.h"
+#include "mfsdp/cost.h"
+#include "mfsdp/dtype.h"
+#include "mfsdp/memory.h"
+#include "mfsdp/muon.h"
+#include "mfsdp/newton_schulz.h"
+#include "mfsdp/optimizer.h"
+#include "mfsdp/plan.h"
+#include "mfsdp/random.h"
+#include "mfsdp/runtime.h"
+#include "mfsdp/shard.h"
+#include "mfsdp/status.h"
+#include "mfsdp/transport.h"
+#include "mfsdp/types.h"
+
+#endif /* MATRIXFSDP_H */

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * runtime.h - the training runtime over the primitives: units are acquired, used and released, their
+ * gradients reduced to the owners, and a step updates what each rank owns.
+ *
+ *   mfsdp_step_begin(rt, &step);                               // on every rank:
+ *   for (u = 0; u < units; ++u) {
+ *     mfsdp_unit_acquire(rt, u, MFSDP_USE_FORWARD);  forward(u);  mfsdp_unit_release(rt, u);
+ *   }
+ *   mfsdp_step_value(rt, loss);
+ *   for (u = units; u-- > 0;) {
+ *     mfsdp_unit_acquire(rt, u, MFSDP_USE_BACKWARD);  mfsdp_unit_grads(rt, u);  backward(u);
+ *     mfsdp_unit_reduce(rt, u);  mfsdp_unit_release(rt, u);
+ *   }
+ *   mfsdp_step_end(rt, stop_requested);  mfsdp_step_verdict(rt, &verdict);
+ *
+ * (each call returns a status that must be checked). The full tensors are at mfsdp_unit_param and
+ * mfsdp_unit_grad between these calls.
+ *
+ * Order and equality: every rank makes the same calls in the same order. Micro-batch i of rank r is
+ * sample block i * world + r; gradients are added in that order, so with DIRECT all (world,
+ * micro-batches) of the same product give the same bits, for one binary, machine and BLAS thread count.
+ * Failure: a status of the communication or the backend poisons the transport and the runtime; later
+ * calls return E_POISONED with the first message. Calls in the wrong order are E_STATE and change nothing.
+ * Does not: compute a model, own the transport, or exit.
+ * Link flags: -lm.
+ */
+#ifndef MFSDP_RUNTIME_H
+#define MFSDP_RUNTIME_H
+
+#include "runtime/api.h"
+#include "runtime/check.h"
+#include "runtime/params.h"
+#include "runtime/setup.h"
+#include "runtime/step.h"
+#include "runtime/tables.h"
+#include "runtime/units.h"
+
+#endif /* MFSDP_RUNTIME_H */

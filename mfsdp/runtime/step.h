@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * runtime/step.h - begin of a step, its values, its end: norm, verdict, optimizer. Part of runtime.h.
+ * Link flags: none.
+ */
+#ifndef MFSDP_RUNTIME_STEP_H
+#define MFSDP_RUNTIME_STEP_H
+
+#include "units.h"
+
+/* Takes in the record of the last step, if that has not been done: waits for its verdict. */
+MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
+{
+  const mfsdp_verdict_record *record = (const mfsdp_verdict_record *)rt->verdict.record.data;
+  mfsdp_verdict *v = &rt->last_verdict;
+  if (!rt->verdict_pending) return MFSDP_OK;
+  MFSDP__RUNTIME_TRY(rt, rt->backend->ops->event_wait(rt->backend->self, rt->context,
+                                                      rt->verdict_ready, rt->transport->deadline_us));
+  *v = mfsdp_verdict_default();
+  v->step = rt->step_index - 1;
+  v->applied_steps = record->applied_steps;
+  v->grad_norm = record->grad_norm;
+  v->clip_scale = record->clip_scale;
+  v->value_mean = record->value_mean;
+  v->skipped = record->skip != 0;
+  v->stop = record->stop != 0;
+  rt->skipped_steps += v->skipped;
+  rt->verdict_pending = 0;
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_desc *desc)
+{
+  mfsdp_context *context = rt->context;
+  if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "step: desc is NULL or its struct_nbytes is not %zu (use mfsdp_step_desc_default)",
+                      sizeof(*desc));
+  if (desc->micro_batch_count < 1 || desc->micro_batch_count > rt->desc.max_micro_batches)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "step: micro_batch_count is %d, needs 1 to max_micro_batches (%d)",
+                      (int)desc->micro_batch_count, (int)rt->desc.max_micro_batches);
+  if (!(desc->grad_weight > 0.0) || !(desc->grad_weight <= 1e30))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "step: grad_weight is %g, needs to be positive",
+                      desc->grad_weight);
+  if (!(desc->lr_factor >= 0.0) || !(desc->lr_factor <= 1e30))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "step: lr_factor is %g, needs 0 or more",
+                      desc->lr_factor);
+  if (rt->in_step)
+    return MFSDP_FAIL(context, MFSDP_E_STATE, "step: the one before was not ended (mfsdp_step_end)");
+  return MFSDP_OK;
+}
+
+/*
+ * Begins a step; `desc` is equal on all ranks. Waits for the verdict of the step before.
+ * E_ARGUMENT; E_STATE: a step is open.
+ */
+MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc *desc)
+{
+  uint64_t nan_bits;
+  const double not_reported = (double)NAN;
+  uint64_t *header = (uint64_t *)rt->verdict.header.data;
+  int32_t i;
+  MFSDP_TRY(mfsdp__runtime_usable(rt));
+  MFSDP_TRY(mfsdp__step_check(rt, desc));
+  MFSDP_TRY(mfsdp__step_harvest(rt));
+  rt->step = *desc;
+  rt->micro_batch_count = desc->micro_batch_count;
+  rt->value_count = 0;
+  rt->in_step = 1;
+  memset(header, 0, rt->verdict.header.nbytes);
+  memcpy(&nan_bits, &not_reported, sizeof(nan_bits));
+  for (i = 0; i < rt->desc.max_micro_batches; ++i) header[1 + i] = nan_bits;
+  for (i = 0; i < rt->unit_count; ++i) rt->units[i].reduces = 0;
+  return MFSDP_OK;
+}
+
+/*
+ * Reports a value (the loss) of the next micro-batch; the verdict holds the mean over all sample blocks.
+ * E_STATE: no step is open, or more values than micro-batches.
+ */
+MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value)
+{
+  MFSDP_TRY(mfsdp__runtime_usable(rt));
+  if (!rt->in_step || rt->value_count >= rt->micro_batch_count)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step value: %s",
+                      rt->in_step ? "more values than micro-batches" : "no step is open");
+  memcpy((uint64_t *)rt->verdict.header.data + 1 + rt->value_count, &value, sizeof(value));
+  ++rt->value_count;
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
+{
+  int32_t i;
+  if (!rt->in_step)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step end: no step is open (mfsdp_step_begin)");
+  for (i = 0; i < rt->unit_count; ++i) {
+    const mfsdp__unit *unit = &rt->units[i];
+    if (unit->acquires > 0)
+      return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                        "step end: unit %d is still acquired (%d times); release it first", (int)i,
+                        (int)unit->acquires);
+    if (unit->grad_state != MFSDP__GRAD_CLOSED)
+      return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                        "step end: unit %d has %s gradients that were not reduced", (int)i,
+                        unit->grad_state == MFSDP__GRAD_OPEN ? "open" : "a tied tensor's");
+  }
+  return MFSDP_OK;
+}
+
+/* Accumulators of units that no micro-batch reduced still hold the step before. */
+MFSDP_API mfsdp_status mfsdp__step_clear_unused(mfsdp_runtime *rt)
+{
+  int32_t i;
+  for (i = 0; i < rt->unit_count; ++i) {
+    const mfsdp__unit *unit = &rt->units[i];
+    if (unit->reduces > 0 || unit->accumulator_count == 0) continue;
+    MFSDP_TRY(rt->backend->ops->fill_bytes(
+      rt->backend->self, rt->compute, (float *)rt->accumulator.data + unit->accumulator_first, 0,
+      (size_t)unit->accumulator_count * sizeof(float)));
+  }
+  return MFSDP_OK;
+}
+
+/* This rank's message: the host's header, then the sums of squares of its own blocks; then the gather. */
+MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  void *self = rt->backend->self;
+  const mfsdp__verdict_tables *t = &rt->verdict;
+  uint64_t *messages = (uint64_t *)t->messages.data;
+  uint64_t *own = messages + t->own_word;
+  MFSDP_TRY(ops->copy(self, rt->compute, own, MFSDP_SPACE_DEVICE, t->header.data, MFSDP_SPACE_PINNED,
+                      t->header.nbytes));
+  MFSDP_TRY(ops->sumsq(self, rt->compute, (double *)(void *)(own + t->header_words),
+                       (const float *)rt->accumulator.data, (const mfsdp_block *)t->blocks.data,
+                       t->own_block_count));
+  MFSDP_TRY(mfsdp__runtime_order(rt, rt->compute, rt->compute_done, rt->communication));
+  MFSDP_TRY(mfsdp_gather(rt->context, t->gather, rt->communication, own, messages));
+  return mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute);
+}
+
+MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
+{
+  const mfsdp__verdict_tables *t = &rt->verdict;
+  mfsdp_verdict_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_nbytes = sizeof(args);
+  args.messages = (const uint64_t *)t->messages.data;
+  args.rank_word = (const int64_t *)t->rank_word.data;
+  args.block_word = (const int64_t *)t->block_word.data;
+  args.block_count = t->block_count;
+  args.world = rt->world;
+  args.value_capacity = rt->desc.max_micro_batches;
+  args.value_count = rt->micro_batch_count;
+  args.param_count = rt->param_count;
+  args.group_count = rt->group_count;
+  args.rates = (const mfsdp_group_rates *)t->rates.data;
+  args.lr_factor = rt->step.lr_factor;
+  args.grad_scale = rt->step.grad_weight;
+  args.clip_norm = rt->desc.clip_norm;
+  args.missing_is_zero = rt->desc.missing == MFSDP_MISSING_ZEROS;
+  args.present = (uint32_t *)t->present.data;
+  args.scalars = (mfsdp_step_scalars *)t->scalars.data;
+  args.record = (mfsdp_verdict_record *)t->record.data;
+  MFSDP_TRY(rt->backend->ops->verdict_fold(rt->backend->self, rt->compute, &args));
+  return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->verdict_ready);
+}
+
+MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt)
+{
+  mfsdp_status status;
+  mfsdp_trace_begin(rt->context, "compute", "optimizer");
+  status = mfsdp_optimizer_step(rt->context, rt->optimizer, rt->compute,
+                                (const mfsdp_step_scalars *)rt->verdict.scalars.data,
+                                (const uint32_t *)rt->verdict.present.data);
+  mfsdp_trace_end(rt->context, "compute", "optimizer");
+  MFSDP_TRY(status);
+  return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done);
+}
+
+/*
+ * Ends a step: global norm and verdict from one small gather, then the optimizer on this rank's own
+ * pieces. stop_requested != 0 on any rank sets the verdict's stop on all. ENQUEUED; mfsdp_step_verdict
+ * waits. E_STATE: no step is open, a unit is acquired, or gradients are open: nothing was sent.
+ */
+MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
+{
+  MFSDP_TRY(mfsdp__runtime_usable(rt));
+  MFSDP_TRY(mfsdp__step_may_end(rt));
+  ((uint64_t *)rt->verdict.header.data)[0] = stop_requested ? MFSDP_MESSAGE_STOP : 0;
+  /* The last reductions come before the norm. */
+  MFSDP__RUNTIME_TRY(rt, mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__step_clear_unused(rt));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__step_message(rt));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__step_fold(rt));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__step_update(rt));
+  rt->in_step = 0;
+  rt->verdict_pending = 1;
+  ++rt->step_index;
+  return MFSDP_OK;
+}
+
+/*
+ * Waits for the verdict of the step that ended last and gives it; the same on every rank. COMPLETE; the
+ * update itself may still run. E_STATE: no step has ended. E_ARGUMENT: out is NULL or of another size.
+ */
+MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out)
+{
+  MFSDP_TRY(mfsdp__runtime_usable(rt));
+  if (out == NULL || out->struct_nbytes != sizeof(*out))
+    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
+                      "verdict: out is NULL or its struct_nbytes is not %zu (use "
+                      "mfsdp_verdict_default)",
+                      sizeof(*out));
+  if (rt->step_index == 0)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "verdict: no step has ended yet");
+  MFSDP_TRY(mfsdp__step_harvest(rt));
+  *out = rt->last_verdict;
+  return MFSDP_OK;
+}
+
+/* Steps skipped so far because of a non-finite gradient, as of the last verdict taken. */
+MFSDP_API int64_t mfsdp_runtime_skipped_steps(const mfsdp_runtime *rt)
+{
+  return rt->skipped_steps;
+}
+
+#endif /* MFSDP_RUNTIME_STEP_H */
