@@ -19,13 +19,12 @@
 #include "types.h"
 
 /*
- * Multiply-adds of one Newton-Schulz step on a rows x cols matrix in full GEMMs: s^2 (2 l + s), with
- * s the short and l the long side: A = X X^T (s*s*l), A A (s*s*s), P X (s*s*l). Element-wise work,
- * of order s*l, is left out. This is the planner's unit: an integer without the step count, so that
- * sums over a large model fit 64 bits.
+ * Multiply-adds of one Newton-Schulz step on a rows x cols matrix in full GEMMs: s^2 (2 l + s),
+ * with s the short and l the long side: A = X X^T (s*s*l), A A (s*s*s), P X (s*s*l). Element-wise
+ * work, of order s*l, is left out. This is the planner's unit: an integer without the step count,
+ * so that sums over a large model fit 64 bits.
  */
-MFSDP_API int mfsdp_cost_newton_schulz_units(int64_t rows, int64_t cols, int64_t *out)
-{
+MFSDP_API int mfsdp_cost_newton_schulz_units(int64_t rows, int64_t cols, int64_t *out) {
   const int64_t s = rows < cols ? rows : cols;
   const int64_t l = rows < cols ? cols : rows;
   int64_t square, sum;
@@ -38,8 +37,8 @@ MFSDP_API int mfsdp_cost_newton_schulz_units(int64_t rows, int64_t cols, int64_t
 }
 
 /* FLOPs of `steps` Newton-Schulz steps: 2 per multiply-add, 2 * steps * s^2 (2 l + s). */
-MFSDP_API int mfsdp_cost_newton_schulz_flops(int64_t rows, int64_t cols, int32_t steps, int64_t *out)
-{
+MFSDP_API int mfsdp_cost_newton_schulz_flops(int64_t rows, int64_t cols, int32_t steps,
+                                             int64_t *out) {
   int64_t flops;
   if (steps < 0 || !mfsdp_cost_newton_schulz_units(rows, cols, &flops)) return 0;
   if (!mfsdp_i64_mul(flops, 2, &flops) || !mfsdp_i64_mul(flops, steps, &flops)) return 0;
@@ -49,8 +48,7 @@ MFSDP_API int mfsdp_cost_newton_schulz_flops(int64_t rows, int64_t cols, int32_t
 
 /* mfsdp_plan_desc.cost by Newton-Schulz work. -1 where it does not fit, which the planner reports
  * as an error. `user` and `param` are not used. */
-MFSDP_API int64_t mfsdp_cost_newton_schulz(void *user, int32_t param, int64_t rows, int64_t cols)
-{
+MFSDP_API int64_t mfsdp_cost_newton_schulz(void *user, int32_t param, int64_t rows, int64_t cols) {
   int64_t units;
   (void)user;
   (void)param;
@@ -63,8 +61,7 @@ MFSDP_API int64_t mfsdp_cost_newton_schulz(void *user, int32_t param, int64_t ro
  * what. Pass the padded length for wire bytes.
  */
 MFSDP_API int mfsdp_cost_gather_nbytes(int64_t payload_count, int32_t world, mfsdp_dtype dtype,
-                                       size_t *out)
-{
+                                       size_t *out) {
   size_t nbytes;
   if (world < 1 || !mfsdp_elements_nbytes(payload_count, dtype, &nbytes)) return 0;
   if (!mfsdp_size_mul(nbytes, (size_t)(world - 1), &nbytes)) return 0;
@@ -73,12 +70,11 @@ MFSDP_API int mfsdp_cost_gather_nbytes(int64_t payload_count, int32_t world, mfs
 }
 
 /*
- * The same for a DIRECT reduce: each rank sends to each other owner its contribution to that owner's
- * segment, which sums to (world - 1) * payload_count elements of the wire dtype as well.
+ * The same for a DIRECT reduce: each rank sends to each other owner its contribution to that
+ * owner's segment, which sums to (world - 1) * payload_count elements of the wire dtype as well.
  */
 MFSDP_API int mfsdp_cost_reduce_nbytes(int64_t payload_count, int32_t world, mfsdp_dtype wire,
-                                       size_t *out)
-{
+                                       size_t *out) {
   return mfsdp_cost_gather_nbytes(payload_count, world, wire, out);
 }
 

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * plan/audit.h - judges a plan in numbers, and lists what every tensor will really get.
+ *
+ *   static void print(void *user, const char *line) { fprintf((FILE *)user, "%s\n", line); }
+ *   mfsdp_plan_audit(&context, plan, algorithm_of, print, stderr);
+ *
+ *   mfsdp_plan_summary s = mfsdp_plan_summary_default();
+ *   mfsdp_plan_report(&context, plan, &s, NULL, 0);
+ *   // s.cost_ratio: how far the largest optimizer cost is above what any plan must have
+ *
+ * Does not: change a plan, or predict seconds.
+ * Link flags: none.
+ */
+#ifndef MFSDP_PLAN_AUDIT_H
+#define MFSDP_PLAN_AUDIT_H
+
+#include "create.h"
+
+/* ---- report ---- */
+
+/* Scratch of a report, by rank and by matrix. */
+typedef struct mfsdp__report {
+  mfsdp_context *context;
+  const mfsdp_plan *plan;
+  mfsdp_plan_summary *out;
+  int64_t *cost, *resident, *nbytes, *sent; /* world */
+  mfsdp__keyed *sorted;                     /* max(world, matrices) */
+  int64_t *prefix;                          /* matrices + 1 */
+  int32_t matrix_count;
+} mfsdp__report;
+
+MFSDP_API mfsdp_plan_spread mfsdp__spread(const int64_t *values, int32_t world) {
+  mfsdp_plan_spread spread;
+  int32_t r;
+  spread.max = values[0];
+  spread.sum = values[0];
+  spread.max_rank = 0;
+  for (r = 1; r < world; ++r) {
+    spread.sum += values[r];
+    if (values[r] <= spread.max) continue;
+    spread.max = values[r];
+    spread.max_rank = r;
+  }
+  return spread;
+}
+
+MFSDP_API void mfsdp__report_unit(const mfsdp_plan *plan, int32_t unit, mfsdp_unit_report *out) {
+  const mfsdp__plan_unit *table = &plan->units[unit];
+  int32_t i;
+  memset(out, 0, sizeof(*out));
+  out->unit = unit;
+  out->owner_count = table->segment_count;
+  out->payload = table->payload[0];
+  for (i = 0; i < table->segment_count; ++i) {
+    const int64_t owned = plan->segments[table->segment_first + i].payload[0];
+    if (owned > out->max_segment) out->max_segment = owned;
+  }
+  if (out->payload > 0)
+    out->gamma = (double)out->max_segment * (double)plan->world / (double)out->payload;
+}
+
+MFSDP_API void mfsdp__report_units(const mfsdp_plan *plan, mfsdp_plan_summary *out,
+                                   mfsdp_unit_report *units, int32_t capacity) {
+  double sum = 0.0;
+  int32_t u;
+  for (u = 0; u < plan->unit_count; ++u) {
+    mfsdp_unit_report report;
+    mfsdp__report_unit(plan, u, &report);
+    if (u < capacity) units[u] = report;
+    if (report.payload == 0) continue;
+    ++out->unit_count;
+    sum += report.gamma;
+    if (report.gamma > out->gamma_max) out->gamma_max = report.gamma;
+  }
+  if (out->unit_count > 0) out->gamma_mean = sum / out->unit_count;
+}
+
+/* What each rank holds and computes. */
+MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
+  const mfsdp_plan *plan = report->plan;
+  int32_t i;
+  for (i = 0; i < plan->world; ++i)
+    report->cost[i] = plan->base_load ? plan->base_load[i] : 0;
+  for (i = 0; i < plan->piece_count; ++i) {
+    const mfsdp_piece *piece = &plan->pieces[i];
+    const int64_t padded = mfsdp__aligned(piece->count);
+    report->cost[piece->owner] += plan->costs[i];
+    report->resident[piece->owner] += padded;
+    report->nbytes[piece->owner] +=
+        padded * mfsdp_param_resident_nbytes(&plan->params[piece->param]);
+  }
+  report->out->cost = mfsdp__spread(report->cost, plan->world);
+  report->out->resident = mfsdp__spread(report->resident, plan->world);
+  report->out->resident_nbytes = mfsdp__spread(report->nbytes, plan->world);
+}
+
+/*
+ * Elements each rank sends in one DIRECT gather and one DIRECT reduce of every unit: its own
+ * segment to world - 1 peers, and its contribution to every segment that is not its own.
+ */
+MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
+  const mfsdp_plan *plan = report->plan;
+  int64_t reduced = 0, sum = 0, sent;
+  int32_t u, r, i;
+  for (u = 0; u < plan->unit_count; ++u)
+    reduced += plan->units[u].payload[1];
+  for (r = 0; r < plan->world; ++r)
+    report->sent[r] = reduced;
+  for (i = 0; i < plan->piece_count; ++i) {
+    const mfsdp_piece *piece = &plan->pieces[i];
+    if (!mfsdp_i64_mul(piece->count, plan->world - 1, &sent) ||
+        !mfsdp_i64_add(report->sent[piece->owner], sent, &report->sent[piece->owner]))
+      return MFSDP_FAIL(report->context, MFSDP_E_OVERFLOW,
+                        "plan report: elements sent by rank %d pass 64 bits", (int)piece->owner);
+    if (piece->grad_unit_offset >= 0) report->sent[piece->owner] -= piece->count;
+  }
+  for (r = 0; r < plan->world; ++r)
+    if (!mfsdp_i64_add(sum, report->sent[r], &sum))
+      return MFSDP_FAIL(report->context, MFSDP_E_OVERFLOW,
+                        "plan report: elements sent pass 64 bits at rank %d", (int)r);
+  report->out->sent = mfsdp__spread(report->sent, plan->world);
+  return MFSDP_OK;
+}
+
+MFSDP_API void mfsdp__bound_raise(mfsdp_plan_summary *out, int64_t bound, mfsdp_plan_bound kind) {
+  if (out->bound != 0 && bound <= out->cost_bound) return;
+  out->cost_bound = bound;
+  out->bound = kind;
+}
+
+/*
+ * Three arguments, each valid for every assignment of the matrices to ranks that start from
+ * base_load: VOLUME: all costs poured like water over the base loads reach level T; some rank ends
+ * at or above T (and no rank ends below its own base load). LARGEST: the costliest matrix lies
+ * somewhere, on a base load at least the smallest. PIGEONHOLE: of the k*world + 1 costliest
+ * matrices some rank has k + 1 of them, which cost at least the k + 1 cheapest of these.
+ */
+MFSDP_API void mfsdp__report_bound(mfsdp__report *report) {
+  const mfsdp_plan *plan = report->plan;
+  const int64_t world = plan->world;
+  int64_t volume = 0, least, k, bound;
+  int32_t i, n = 0;
+  for (i = 0; i < plan->piece_count; ++i)
+    volume += plan->costs[i];
+  for (i = 0; i < plan->world; ++i) {
+    report->sorted[i].key = plan->base_load ? plan->base_load[i] : 0;
+    report->sorted[i].id = i;
+  }
+  mfsdp__keyed_sort(report->sorted, world);
+  least = report->sorted[0].key;
+  bound = mfsdp__water_level(report->sorted, plan->world, volume);
+  if (report->sorted[world - 1].key > bound) bound = report->sorted[world - 1].key;
+  mfsdp__bound_raise(report->out, bound, MFSDP_BOUND_VOLUME);
+  for (i = 0; i < plan->piece_count; ++i) {
+    if (plan->pieces[i].matrix < 0) continue;
+    report->sorted[n].key = -plan->costs[i];
+    report->sorted[n++].id = i;
+  }
+  mfsdp__keyed_sort(report->sorted, n);
+  for (i = 0; i < n; ++i)
+    report->prefix[i + 1] = report->prefix[i] - report->sorted[i].key;
+  if (n > 0) mfsdp__bound_raise(report->out, least + report->prefix[1], MFSDP_BOUND_LARGEST);
+  for (k = 1; k * world + 1 <= n; ++k)
+    mfsdp__bound_raise(report->out,
+                       least + report->prefix[k * world + 1] - report->prefix[k * world - k],
+                       MFSDP_BOUND_PIGEONHOLE);
+}
+
+MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report) {
+  mfsdp_context *context = report->context;
+  const int32_t world = report->plan->world;
+  const int32_t sorted_count = report->matrix_count > world ? report->matrix_count : world;
+  mfsdp_plan_summary *out = report->out;
+  MFSDP__PLAN_ALLOC(context, report->cost, world, "plan report: costs");
+  MFSDP__PLAN_ALLOC(context, report->resident, world, "plan report: elements");
+  MFSDP__PLAN_ALLOC(context, report->nbytes, world, "plan report: bytes");
+  MFSDP__PLAN_ALLOC(context, report->sent, world, "plan report: traffic");
+  MFSDP__PLAN_ALLOC(context, report->sorted, sorted_count, "plan report: order");
+  MFSDP__PLAN_ALLOC(context, report->prefix, (int64_t)report->matrix_count + 1,
+                    "plan report: sums");
+  mfsdp__report_ranks(report);
+  MFSDP_TRY(mfsdp__report_sent(report));
+  mfsdp__report_bound(report);
+  out->cost_ratio = out->cost_bound > 0 ? (double)out->cost.max / (double)out->cost_bound : 1.0;
+  return MFSDP_OK;
+}
+
+/*
+ * Judges a plan. `units` (unit_capacity entries; NULL if 0) receives the first units, indexed by
+ * unit number. E_ARGUMENT for a NULL or a struct of another size; E_OVERFLOW if sent elements pass
+ * 64 bits; E_MEMORY. Scratch of O(world + matrices) is given back.
+ */
+MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
+                                                       const mfsdp_plan *plan,
+                                                       mfsdp_plan_summary *summary,
+                                                       mfsdp_unit_report *units,
+                                                       int32_t unit_capacity) {
+  mfsdp__report report;
+  mfsdp_status status;
+  int32_t i, sorted_count;
+  if (plan == NULL || summary == NULL || unit_capacity < 0 || (units == NULL && unit_capacity > 0))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "plan report: plan, summary and room for unit_capacity %d are needed",
+                      (int)unit_capacity);
+  if (summary->struct_nbytes != sizeof(*summary))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "plan report: summary.struct_nbytes is %zu, needs %zu (use "
+                      "mfsdp_plan_summary_default)",
+                      summary->struct_nbytes, sizeof(*summary));
+  memset(&report, 0, sizeof(report));
+  report.context = context;
+  report.plan = plan;
+  report.out = summary;
+  *summary = mfsdp_plan_summary_default();
+  for (i = 0; i < plan->piece_count; ++i)
+    report.matrix_count += plan->pieces[i].matrix >= 0;
+  sorted_count = report.matrix_count > plan->world ? report.matrix_count : plan->world;
+  summary->world = plan->world;
+  summary->matrix_count = report.matrix_count;
+  summary->piece_count = plan->piece_count;
+  mfsdp__report_units(plan, summary, units, unit_capacity);
+  status = mfsdp__report_run(&report);
+  MFSDP__PLAN_FREE(context, report.cost, plan->world);
+  MFSDP__PLAN_FREE(context, report.resident, plan->world);
+  MFSDP__PLAN_FREE(context, report.nbytes, plan->world);
+  MFSDP__PLAN_FREE(context, report.sent, plan->world);
+  MFSDP__PLAN_FREE(context, report.sorted, sorted_count);
+  MFSDP__PLAN_FREE(context, report.prefix, (int64_t)report.matrix_count + 1);
+  return status;
+}
+
+/* ---- audit ---- */
+
+/* Both callbacks get the audit's `user`. */
+typedef void (*mfsdp_plan_line)(void *user, const char *line);
+typedef const char *(*mfsdp_plan_algorithm)(void *user, int32_t param);
+
+/* Text that grows to the right and is cut at the end of its buffer. */
+typedef struct mfsdp__text {
+  char *data;
+  size_t capacity, used;
+} mfsdp__text;
+
+MFSDP_API MFSDP_FORMAT(2, 3) void mfsdp__text_add(mfsdp__text *text, const char *format, ...) {
+  va_list arguments;
+  int length;
+  va_start(arguments, format);
+  length = vsnprintf(text->data + text->used, text->capacity - text->used, format, arguments);
+  va_end(arguments);
+  if (length < 0) return;
+  text->used += (size_t)length;
+  if (text->used >= text->capacity) text->used = text->capacity - 1;
+}
+
+/* Owners in the order of the pieces; a list longer than this ends in "...". */
+#define MFSDP__AUDIT_OWNERS 16
+
+MFSDP_API void mfsdp__audit_owners(mfsdp__text *text, const mfsdp_plan *plan, int32_t param) {
+  int32_t i, count;
+  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(plan, param, &count);
+  if (count == 0) {
+    mfsdp__text_add(text, "  owner none (empty)");
+    return;
+  }
+  mfsdp__text_add(text, count == 1 ? "  owner" : "  owners");
+  for (i = 0; i < count && i < MFSDP__AUDIT_OWNERS; ++i)
+    mfsdp__text_add(text, " %d", (int)pieces[i].owner);
+  if (count > MFSDP__AUDIT_OWNERS) mfsdp__text_add(text, " ... (%d pieces)", (int)count);
+}
+
+MFSDP_API void mfsdp__audit_line(mfsdp__text *text, const mfsdp_plan *plan, int32_t index,
+                                 mfsdp_plan_algorithm algorithm, void *user) {
+  const mfsdp_param *param = &plan->params[index];
+  const int32_t matrices = plan->infos[index].matrix_count;
+  const char *optimizer = "?";
+  int32_t d;
+  mfsdp__text_add(text, "%s  [", param->name);
+  for (d = 0; d < param->ndim; ++d)
+    mfsdp__text_add(text, d ? ",%lld" : "%lld", (long long)param->shape[d]);
+  mfsdp__text_add(text, "]  unit %d  %s", (int)param->unit, mfsdp_role_name(param->role));
+  if (param->alias_of != NULL) {
+    mfsdp__text_add(text, "  alias of %s", param->alias_of);
+    return;
+  }
+  if (param->role == MFSDP_ROLE_MATRIX)
+    mfsdp__text_add(text, " %s -> %d %s", mfsdp_view_name(param->view), (int)matrices,
+                    matrices == 1 ? "matrix" : "matrices");
+  mfsdp__text_add(text, "  group %d", (int)param->hyper_group);
+  mfsdp__audit_owners(text, plan, index);
+  if (param->role == MFSDP_ROLE_FROZEN)
+    optimizer = "none";
+  else if (algorithm != NULL)
+    optimizer = algorithm(user, index);
+  mfsdp__text_add(text, "  %s", optimizer ? optimizer : "?");
+}
+
+/*
+ * Calls `line` once per parameter in declared order, without a newline; the text is valid during
+ * the call: NAME  [SHAPE]  unit U  ROLE [VIEW -> N matrices]  group G  owners R R ...  ALGORITHM
+ *   NAME  [SHAPE]  unit U  ROLE  alias of NAME
+ * `algorithm` names the optimizer a parameter will really get ("muon", "adamw"); it is not asked
+ * for FROZEN parameters ("none") and aliases. NULL, or a NULL from it, prints "?", so that nobody
+ * takes a guess for a fact. E_ARGUMENT for a NULL plan or line; E_MEMORY (one line of scratch,
+ * given back).
+ */
+MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_audit(mfsdp_context *context,
+                                                      const mfsdp_plan *plan,
+                                                      mfsdp_plan_algorithm algorithm,
+                                                      mfsdp_plan_line line, void *user) {
+  mfsdp__text text;
+  size_t longest = 0;
+  int32_t i;
+  if (plan == NULL || line == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan audit: %s is NULL",
+                      plan == NULL ? "plan" : "line");
+  for (i = 0; i < plan->param_count; ++i) {
+    const size_t length = strlen(plan->params[i].name);
+    if (length > longest) longest = length;
+  }
+  text.capacity = 2 * longest + 640; /* two names, 8 dimensions, 16 owners, numbers and words */
+  MFSDP__PLAN_ALLOC(context, text.data, text.capacity, "plan audit: line");
+  for (i = 0; i < plan->param_count; ++i) {
+    text.used = 0;
+    mfsdp__audit_line(&text, plan, i, algorithm, user);
+    line(user, text.data);
+  }
+  MFSDP__PLAN_FREE(context, text.data, text.capacity);
+  return MFSDP_OK;
+}
+
+#endif /* MFSDP_PLAN_AUDIT_H */

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * plan/place.h - the planners: which rank owns which matrix, and how the tails level the ranks.
+ *
+ * Matrices first, by the rules at mfsdp_planner in plan/desc.h. Then the tails. The ELEMENTWISE and
+ * FROZEN tensors of a unit, one after the other, are its tail. With resident bytes as
+ * mfsdp_param_resident_nbytes counts them, padding included:
+ *   1. T is the level that all tails together would fill the ranks to, over their matrices.
+ *   2. The tails are taken by (larger bytes, then unit), so that small ones mend what is left.
+ *   3. A tail of n elements goes to the k = min(world, ceil(n / 4096)) ranks furthest below T
+ * (ties: lower rank), those at or above T left out unless none is below.
+ *   4. The line is cut among them in rank order, in proportion to how far each is below T, each cut
+ *      moved to the nearest canonical block. So a rank has at most one run of a tensor, and a big
+ *      tail is spread over all ranks that have room, which keeps the gamma of its unit low.
+ * Private to the plan.
+ * Does not: allocate, or look at a tensor's name.
+ * Link flags: none.
+ */
+#ifndef MFSDP_PLAN_PLACE_H
+#define MFSDP_PLAN_PLACE_H
+
+#include "check.h"
+
+/* ---- matrices ---- */
+
+/* Every non-empty matrix in order: its cost, and where each unit's matrices start. */
+MFSDP_API mfsdp_status mfsdp__place_costs(mfsdp__build *build) {
+  const mfsdp_plan_desc *desc = build->desc;
+  const mfsdp_plan *plan = build->plan;
+  int64_t sum;
+  int32_t u, j, matrix = 0;
+  MFSDP_TRY(mfsdp__check_base_load(build->context, desc, &sum));
+  for (u = 0; u < plan->unit_count; ++u) {
+    build->unit_first[u] = matrix;
+    for (j = 0; j < plan->units[u].param_count; ++j) {
+      const int32_t i = plan->unit_params[plan->units[u].param_first + j];
+      const mfsdp_param *param = &plan->params[i];
+      mfsdp__view_cursor cursor = mfsdp__view_begin();
+      if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
+      while (mfsdp__view_next(param, plan->infos[i].numel, &cursor)) {
+        const int64_t cost = desc->cost ? desc->cost(desc->user, i, cursor.rows, cursor.cols)
+                                        : cursor.rows * cursor.cols;
+        if (cost < 0)
+          return MFSDP__PARAM_FAIL(build->context, MFSDP_E_ARGUMENT, i, param,
+                                   "the cost callback gave %lld for a %lld x %lld matrix, needs at "
+                                   "least 0",
+                                   (long long)cost, (long long)cursor.rows, (long long)cursor.cols);
+        if (!mfsdp_i64_add(sum, cost, &sum))
+          return MFSDP__PARAM_FAIL(build->context, MFSDP_E_OVERFLOW, i, param,
+                                   "with its cost %lld the costs sum past 64 bits, needs a coarser "
+                                   "unit of cost",
+                                   (long long)cost);
+        build->cost[matrix++] = cost;
+      }
+    }
+  }
+  build->unit_first[plan->unit_count] = matrix;
+  return MFSDP_OK;
+}
+
+/* Matrices first .. last - 1, the costliest first, each to the least loaded rank. The heap holds
+ * (load, rank) and keeps its loads. */
+MFSDP_API void mfsdp__place_greedy(mfsdp__build *build, int32_t first, int32_t last) {
+  const int32_t world = build->plan->world;
+  int32_t i;
+  for (i = first; i < last; ++i) {
+    build->items[i - first].key = -build->cost[i];
+    build->items[i - first].id = i;
+  }
+  mfsdp__keyed_sort(build->items, last - first);
+  for (i = 0; i < last - first; ++i) {
+    const int32_t matrix = build->items[i].id;
+    build->owner[matrix] = build->heap[0].id;
+    build->heap[0].key += build->cost[matrix];
+    mfsdp__heap_sink(build->heap, world, 0);
+  }
+}
+
+MFSDP_API void mfsdp__place_matrices(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int32_t i;
+  if (plan->planner == MFSDP_PLANNER_ROUND_ROBIN) {
+    for (i = 0; i < build->matrix_count; ++i)
+      build->owner[i] = i % plan->world;
+    return;
+  }
+  for (i = 0; i < plan->world; ++i) {
+    build->heap[i].key = plan->base_load ? plan->base_load[i] : 0;
+    build->heap[i].id = i;
+  }
+  mfsdp__heap_build(build->heap, plan->world);
+  if (plan->planner == MFSDP_PLANNER_SCOPE_GREEDY) {
+    mfsdp__place_greedy(build, 0, build->matrix_count);
+    return;
+  }
+  for (i = 0; i < plan->unit_count; ++i)
+    mfsdp__place_greedy(build, build->unit_first[i], build->unit_first[i + 1]);
+}
+
+/* ---- tails ---- */
+
+MFSDP_API int mfsdp__is_tail(const mfsdp_param *param, int64_t numel) {
+  return param->alias_of == NULL && param->role != MFSDP_ROLE_MATRIX && numel > 0;
+}
+
+/* Padded bytes of `count` elements; sums of them fit, since elements are limited to 2^46. */
+MFSDP_API int64_t mfsdp__padded_nbytes(const mfsdp_param *param, int64_t count) {
+  int64_t padded = 0;
+  (void)mfsdp_i64_align(count, &padded);
+  return padded * mfsdp_param_resident_nbytes(param);
+}
+
+/* Elements and padded bytes of a unit's tail. */
+MFSDP_API void mfsdp__tail_size(const mfsdp_plan *plan, int32_t unit, int64_t *elements,
+                                int64_t *nbytes) {
+  int32_t j;
+  *elements = *nbytes = 0;
+  for (j = 0; j < plan->units[unit].param_count; ++j) {
+    const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
+    if (!mfsdp__is_tail(&plan->params[i], plan->infos[i].numel)) continue;
+    *elements += plan->infos[i].numel;
+    *nbytes += mfsdp__padded_nbytes(&plan->params[i], plan->infos[i].numel);
+  }
+}
+
+/* How many ranks a tail of so many elements is spread over at most. */
+MFSDP_API int32_t mfsdp__tail_width(int64_t elements, int32_t world) {
+  const int64_t blocks = elements / 4096 + (elements % 4096 != 0);
+  return blocks < world ? (int32_t)blocks : world;
+}
+
+/* What the matrices keep resident, by rank. */
+MFSDP_API void mfsdp__place_resident(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int32_t u, j, matrix = 0;
+  for (u = 0; u < plan->unit_count; ++u)
+    for (j = 0; j < plan->units[u].param_count; ++j) {
+      const int32_t i = plan->unit_params[plan->units[u].param_first + j];
+      const mfsdp_param *param = &plan->params[i];
+      mfsdp__view_cursor cursor = mfsdp__view_begin();
+      if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
+      while (mfsdp__view_next(param, plan->infos[i].numel, &cursor))
+        build->resident[build->owner[matrix++]] +=
+            mfsdp__padded_nbytes(param, cursor.rows * cursor.cols);
+    }
+}
+
+/* floor(total * part / whole) without overflow, for 0 <= part <= whole < 2^32. */
+MFSDP_API int64_t mfsdp__proportion(int64_t total, int64_t part, int64_t whole) {
+  return total / whole * part + total % whole * part / whole;
+}
+
+/* The line of a unit's tail, cut from left to right. */
+typedef struct mfsdp__tail {
+  int32_t unit, next;    /* next: position in the unit's parameters */
+  int32_t param;         /* the tensor at the cut; -1 behind the last */
+  int64_t first;         /* its first element behind the cut */
+  int64_t start, length; /* bytes of the line before it, and its own */
+} mfsdp__tail;
+
+/* Goes to the next tensor of the tail. */
+MFSDP_API void mfsdp__tail_advance(const mfsdp_plan *plan, mfsdp__tail *tail) {
+  const mfsdp__plan_unit *unit = &plan->units[tail->unit];
+  tail->param = -1;
+  tail->first = 0;
+  tail->start += tail->length;
+  tail->length = 0;
+  while (tail->next < unit->param_count) {
+    const int32_t i = plan->unit_params[unit->param_first + tail->next++];
+    if (!mfsdp__is_tail(&plan->params[i], plan->infos[i].numel)) continue;
+    tail->param = i;
+    tail->length = mfsdp__padded_nbytes(&plan->params[i], plan->infos[i].numel);
+    return;
+  }
+}
+
+/* Gives the elements up to `end` of the tensor at the cut to `rank`. */
+MFSDP_API void mfsdp__tail_give(mfsdp__build *build, mfsdp__tail *tail, int32_t rank, int64_t end) {
+  mfsdp__run *run;
+  if (end <= tail->first) return;
+  run = &build->runs[build->run_first[tail->unit] + build->run_count[tail->unit]++];
+  run->param = tail->param;
+  run->owner = rank;
+  run->first = tail->first;
+  run->count = end - tail->first;
+  build->resident[rank] += mfsdp__padded_nbytes(&build->plan->params[tail->param], run->count);
+  tail->first = end;
+}
+
+/* Gives all of the line up to about `position` bytes (or to its end) to `rank`. */
+MFSDP_API void mfsdp__tail_cut(mfsdp__build *build, mfsdp__tail *tail, int32_t rank,
+                               int64_t position) {
+  const mfsdp_plan *plan = build->plan;
+  while (tail->param >= 0) {
+    const int64_t numel = plan->infos[tail->param].numel;
+    const int64_t block = mfsdp_plan_block_elements(numel);
+    const int64_t block_nbytes = block * mfsdp_param_resident_nbytes(&plan->params[tail->param]);
+    int64_t end = numel;
+    if (position < tail->start + tail->length) {
+      if (position <= tail->start) return;
+      end = (position - tail->start + block_nbytes / 2) / block_nbytes * block;
+      if (end > numel) end = numel;
+    }
+    mfsdp__tail_give(build, tail, rank, end);
+    if (tail->first < numel) return;
+    mfsdp__tail_advance(plan, tail);
+  }
+}
+
+/* Spreads one unit's tail. The heap holds (resident - level, rank) of all ranks and is kept so. */
+MFSDP_API void mfsdp__place_tail(mfsdp__build *build, int32_t unit, int64_t elements,
+                                 int64_t nbytes, int64_t level) {
+  const int32_t world = build->plan->world;
+  const int32_t width = mfsdp__tail_width(elements, world);
+  int64_t whole, part = 0;
+  int32_t picked = 0, shift = 0, j;
+  mfsdp__tail tail;
+  memset(&tail, 0, sizeof(tail));
+  tail.unit = unit;
+  mfsdp__tail_advance(build->plan, &tail);
+  while (picked < width && (picked == 0 || build->heap[0].key < 0)) {
+    build->picked[picked].id = mfsdp__heap_pop(build->heap, world - picked).id;
+    build->picked[picked++].key = 0;
+  }
+  mfsdp__keyed_sort(build->picked, picked);
+  /* The room of each as its share; shifted until the sum fits 32 bits, so that products fit 64. */
+  do {
+    whole = 0;
+    for (j = 0; j < picked; ++j) {
+      const int64_t room = level - build->resident[build->picked[j].id];
+      build->picked[j].key = room > 0 ? room >> shift : 0;
+      whole += build->picked[j].key;
+    }
+    ++shift;
+  } while (whole > INT64_C(0x7fffffff));
+  for (j = 0; j < picked; ++j) {
+    part += build->picked[j].key;
+    mfsdp__tail_cut(build, &tail, build->picked[j].id,
+                    j + 1 == picked || whole == 0 ? nbytes
+                                                  : mfsdp__proportion(nbytes, part, whole));
+  }
+  for (j = 0; j < picked; ++j) {
+    mfsdp__keyed entry;
+    entry.id = build->picked[j].id;
+    entry.key = build->resident[entry.id] - level;
+    mfsdp__heap_push(build->heap, world - picked + j, entry);
+  }
+}
+
+MFSDP_API void mfsdp__place_tails(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int64_t volume = 0, elements, nbytes, level;
+  int32_t u, r, tails = 0;
+  for (u = 0; u < plan->unit_count; ++u) {
+    mfsdp__tail_size(plan, u, &elements, &nbytes);
+    if (elements == 0) continue;
+    build->items[tails].key = -nbytes;
+    build->items[tails++].id = u;
+    volume += nbytes;
+  }
+  mfsdp__keyed_sort(build->items, tails);
+  mfsdp__place_resident(build);
+  for (r = 0; r < plan->world; ++r) {
+    build->heap[r].key = build->resident[r];
+    build->heap[r].id = r;
+  }
+  mfsdp__keyed_sort(build->heap, plan->world);
+  level = mfsdp__water_level(build->heap, plan->world, volume);
+  for (r = 0; r < plan->world; ++r)
+    build->heap[r].key -= level; /* sorted is a heap */
+  for (u = 0; u < tails; ++u) {
+    mfsdp__tail_size(plan, build->items[u].id, &elements, &nbytes);
+    mfsdp__place_tail(build, build->items[u].id, elements, nbytes, level);
+  }
+}
+
+#endif /* MFSDP_PLAN_PLACE_H */
