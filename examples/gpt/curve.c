@@ -90,12 +90,14 @@ static int parse(const char *path, const char *text, int64_t nbytes, gpt_curve *
     lines += *c == '\n';
   if (lines == 0) return gpt_fail(error, "%s has no rows; train for at least one step", path);
   if (!allocate(curve, lines)) return gpt_fail(error, "no memory to read %s", path);
-  while (text < end && curve->count < lines) {
-    if (!read_row(&text, curve, curve->count)) break;
+  while (text < end) {
+    /* A last line without its newline has no row of its own in the block. */
+    if (curve->count == lines || !read_row(&text, curve, curve->count))
+      return gpt_fail(error, "%s, line %" PRId64 ": not a row of %s", path, curve->count + 2,
+                      HEADER);
     ++curve->count;
   }
-  if (text == end) return GPT_OK;
-  return gpt_fail(error, "%s, line %" PRId64 ": not a row of %s", path, curve->count + 2, HEADER);
+  return GPT_OK;
 }
 
 int gpt_curve_read(const char *path, gpt_curve *curve, gpt_error *error) {

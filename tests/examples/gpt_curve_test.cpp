@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+#include "examples/gpt/curve.h"
+
+#include "tests/examples/gpt_test.h"
+
+#include <cmath>
+
+using gpt_test::TempFile;
+
+namespace {
+
+std::string ReadError(const std::string &text)
+{
+  const TempFile file(text);
+  gpt_curve curve;
+  gpt_error error = gpt_error();
+  EXPECT_EQ(gpt_curve_read(file.path(), &curve, &error), GPT_USAGE_ERROR) << text;
+  EXPECT_EQ(curve.step, nullptr);
+  EXPECT_NE(std::string(error.text).find(file.path()), std::string::npos) << error.text;
+  return error.text;
+}
+
+const char header[] = "step,loss,elapsed_s,val_loss\n";
+
+TEST(GptCurve, WhatIsWrittenIsReadBack)
+{
+  const TempFile file;
+  gpt_curve_writer writer;
+  gpt_error error;
+  ASSERT_EQ(gpt_curve_open(file.path(), &writer, &error), GPT_OK);
+  gpt_curve_row(&writer, 1, 5.5, 0.25, NAN);
+  gpt_curve_row(&writer, 2, 4.25, 0.5, 4.125);
+  gpt_curve_row(&writer, 10, NAN, 1.0, INFINITY);
+  EXPECT_EQ(file.text(), std::string(header) + "1,5.5,0.25,\n2,4.25,0.5,4.125\n10,nan,1,inf\n");
+  ASSERT_EQ(gpt_curve_close(&writer, &error), GPT_OK);
+  ASSERT_EQ(gpt_curve_close(&writer, &error), GPT_OK);
+
+  gpt_curve curve;
+  ASSERT_EQ(gpt_curve_read(file.path(), &curve, &error), GPT_OK) << error.text;
+  ASSERT_EQ(curve.count, 3);
+  EXPECT_EQ(curve.step[2], 10.0);
+  EXPECT_EQ(curve.loss[1], 4.25);
+  EXPECT_EQ(curve.elapsed_s[0], 0.25);
+  EXPECT_TRUE(std::isnan(curve.val_loss[0]));
+  EXPECT_EQ(curve.val_loss[1], 4.125);
+  EXPECT_TRUE(std::isnan(curve.loss[2]));
+  EXPECT_TRUE(std::isinf(curve.val_loss[2]));
+  gpt_curve_destroy(&curve);
+}
+
+TEST(GptCurve, WithoutAPathRowsAreDropped)
+{
+  gpt_curve_writer writer;
+  gpt_error error;
+  ASSERT_EQ(gpt_curve_open(nullptr, &writer, &error), GPT_OK);
+  gpt_curve_row(&writer, 1, 5.5, 0.25, NAN);
+  EXPECT_EQ(gpt_curve_close(&writer, &error), GPT_OK);
+}
+
+TEST(GptCurve, WritingWhereItCannot)
+{
+  gpt_curve_writer writer;
+  gpt_error error = gpt_error();
+  EXPECT_EQ(gpt_curve_open("/nonexistent/c.csv", &writer, &error), GPT_USAGE_ERROR);
+  EXPECT_NE(std::string(error.text).find("cannot write /nonexistent/c.csv"), std::string::npos);
+}
+
+TEST(GptCurve, AFullDiskIsNoticed)
+{
+  gpt_curve_writer writer;
+  gpt_error error = gpt_error();
+  if (gpt_curve_open("/dev/full", &writer, &error) != GPT_OK) GTEST_SKIP() << "no /dev/full";
+  gpt_curve_row(&writer, 1, 5.5, 0.25, NAN);
+  EXPECT_EQ(gpt_curve_close(&writer, &error), GPT_USAGE_ERROR);
+  EXPECT_NE(std::string(error.text).find("/dev/full is incomplete"), std::string::npos);
+}
+
+TEST(GptCurve, DamagedFiles)
+{
+  const std::string h = header;
+  EXPECT_NE(ReadError("").find("does not start with"), std::string::npos);
+  EXPECT_NE(ReadError("step,loss\n1,2\n").find("does not start with"), std::string::npos);
+  EXPECT_NE(ReadError(h).find("has no rows"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3,4").find("has no rows"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3,\n1,2,3").find("line 3"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3,4,5\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,x,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1, 2,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3,\n1,2,3,\n").find("line 3"), std::string::npos);
+  EXPECT_NE(ReadError(h + "0,2,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "nan,2,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2,3,\n\n").find("line 3"), std::string::npos);
+  EXPECT_NE(ReadError(h + "1,2\n,3,\n").find("line 2"), std::string::npos);
+  EXPECT_NE(ReadError(h + std::string("1,2,3,\n\0\n", 9)).find("line 3"), std::string::npos);
+}
+
+TEST(GptCurve, SmoothingIsATrailingMean)
+{
+  const std::vector<double> y = {4.0, 2.0, 0.0, INFINITY, 1.0, 1.0, 1.0};
+  std::vector<double> out(y.size());
+  gpt_curve_smooth(7, y.data(), 2, out.data());
+  EXPECT_EQ(out[0], 4.0);
+  EXPECT_EQ(out[1], 3.0);
+  EXPECT_EQ(out[2], 1.0);
+  EXPECT_TRUE(std::isinf(out[4]));
+  EXPECT_EQ(out[5], 1.0); /* one infinite loss does not poison the rest */
+  gpt_curve_smooth(7, y.data(), 1, out.data());
+  EXPECT_EQ(out, y);
+  EXPECT_EQ(gpt_curve_window(1), 1);
+  EXPECT_EQ(gpt_curve_window(400), 10);
+}
+
+} // namespace

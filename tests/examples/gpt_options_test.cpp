@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT */
+#include "examples/gpt/options.h"
+
+#include "tests/examples/gpt_test.h"
+
+#include <cstring>
+
+namespace {
+
+struct Parsed {
+  std::vector<std::string> words; /* texts in `options` point into them */
+  int status;
+  gpt_options options;
+  std::string error;
+};
+
+/* Parses the words of a command line after the program's name. */
+Parsed Parse(std::vector<std::string> words)
+{
+  Parsed p = Parsed();
+  gpt_error error = gpt_error();
+  std::vector<const char *> argv = {"train_gpt"};
+  p.words = std::move(words);
+  for (const std::string &word : p.words) argv.push_back(word.c_str());
+  p.status = gpt_options_parse(int(argv.size()), argv.data(), &p.options, &error);
+  p.error = error.text;
+  EXPECT_EQ(p.status == GPT_USAGE_ERROR, !p.error.empty());
+  EXPECT_EQ(p.error.find('\n'), std::string::npos);
+  return p;
+}
+
+std::string ErrorOf(std::vector<std::string> words)
+{
+  const Parsed p = Parse(words);
+  EXPECT_EQ(p.status, GPT_USAGE_ERROR) << words[0];
+  return p.error;
+}
+
+#define EXPECT_ERROR(telling, ...)                                                                 \
+  do {                                                                                             \
+    const std::string error_text = ErrorOf({__VA_ARGS__});                                         \
+    EXPECT_NE(error_text.find(telling), std::string::npos) << error_text;                          \
+  } while (0)
+
+TEST(GptOptions, Defaults)
+{
+  const Parsed p = Parse({"--data", "text"});
+  ASSERT_EQ(p.status, GPT_OK);
+  EXPECT_STREQ(p.options.data, "text");
+  EXPECT_EQ(p.options.ranks, 4);
+  EXPECT_EQ(p.options.micro_batches, 1);
+  EXPECT_EQ(p.options.optimizer, GPT_OPTIMIZER_MUON);
+  EXPECT_EQ(p.options.planner, GPT_PLANNER_SCOPE_GREEDY);
+  EXPECT_EQ(p.options.lr, 0.02);
+  EXPECT_EQ(p.options.clip, 1.0);
+  EXPECT_EQ(p.options.tied, 0);
+  EXPECT_EQ(p.options.threads_per_rank, 1);
+  EXPECT_EQ(p.options.loss_csv, nullptr);
+  EXPECT_TRUE(p.options.given[GPT_OPTION_data]);
+  EXPECT_FALSE(p.options.given[GPT_OPTION_ranks]);
+}
+
+TEST(GptOptions, EveryOptionInBothSpellings)
+{
+  const Parsed p = Parse(
+    {"--data=a=b",   "--ranks",   "3",     "--micro-batches=2", "--steps",      "1000000000",
+     "--optimizer",  "adamw",     "--planner=Round_Robin",      "--layers",     "2",
+     "--dim=96",     "--heads",   "6",     "--context=64",      "--batch",      "5",
+     "--adamw-lr",   "1e-4",      "--clip=0",                   "--tied",       "--seed=0",
+     "--threads-per-rank", "2",   "--loss-csv", "c.csv",        "--loss-svg=c.svg"});
+  ASSERT_EQ(p.status, GPT_OK) << p.error;
+  EXPECT_STREQ(p.options.data, "a=b");
+  EXPECT_EQ(p.options.ranks, 3);
+  EXPECT_EQ(p.options.micro_batches, 2);
+  EXPECT_EQ(p.options.steps, 1000000000);
+  EXPECT_EQ(p.options.optimizer, GPT_OPTIMIZER_ADAMW);
+  EXPECT_EQ(p.options.planner, GPT_PLANNER_ROUND_ROBIN);
+  EXPECT_EQ(p.options.adamw_lr, 1e-4);
+  EXPECT_EQ(p.options.clip, 0.0);
+  EXPECT_EQ(p.options.tied, 1);
+  EXPECT_EQ(p.options.seed, 0);
+  EXPECT_EQ(p.options.threads_per_rank, 2);
+  EXPECT_STREQ(p.options.loss_csv, "c.csv");
+  EXPECT_STREQ(p.options.loss_svg, "c.svg");
+  gpt_config c;
+  gpt_options_config(&p.options, &c);
+  EXPECT_EQ(c.layers, 2);
+  EXPECT_EQ(c.dim, 96);
+  EXPECT_EQ(c.heads, 6);
+  EXPECT_EQ(c.context, 64);
+  EXPECT_EQ(c.batch, 5);
+  EXPECT_EQ(c.vocab, 256);
+  EXPECT_EQ(c.tied, 1);
+}
+
+TEST(GptOptions, TheLastOfTwoCounts)
+{
+  EXPECT_EQ(Parse({"--data", "t", "--steps", "1", "--steps=2"}).options.steps, 2);
+  EXPECT_EQ(Parse({"--data", "t", "--tied", "--tied=0"}).options.tied, 0);
+}
+
+TEST(GptOptions, HelpWinsOverEverything)
+{
+  EXPECT_EQ(Parse({"--help"}).status, GPT_OPTIONS_HELP);
+  EXPECT_EQ(Parse({"-h"}).status, GPT_OPTIONS_HELP);
+  EXPECT_EQ(Parse({"--steps", "1", "--help"}).status, GPT_OPTIONS_HELP);
+}
+
+TEST(GptOptions, HelpNamesEveryOptionWithItsDefault)
+{
+  gpt_test::TextOutput out;
+  gpt_options_help(out.file(), "train_gpt");
+  const std::string help = out.text();
+#define EXPECT_NAMED(kind, field, name, initial, low, high, value, text)                           \
+  EXPECT_NE(help.find("--" name), std::string::npos) << name;
+  GPT_OPTIONS(EXPECT_NAMED)
+#undef EXPECT_NAMED
+  EXPECT_NE(help.find("(1 to 1024; default 4)"), std::string::npos);
+  EXPECT_NE(help.find("round-robin, role-greedy, scope-greedy; default scope-greedy"),
+            std::string::npos);
+  EXPECT_EQ(help.find("balanced"), std::string::npos);
+}
+
+/* The names of later issues: whatever follows them, the answer is the same. */
+TEST(GptOptions, ReservedNames)
+{
+  for (const char *name :
+       {"--collective", "--transport", "--device", "--strategy", "--preset", "--coefficients",
+        "--dtype", "--prefetch", "--reshard-after-forward", "--trace", "--checkpoint",
+        "--save-every", "--keep-last", "--resume"}) {
+    EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
+    EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
+    EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
+  }
+  EXPECT_ERROR("--planner balanced: not in this build", "--planner", "balanced");
+  EXPECT_ERROR("--planner cost_aware: not in this build", "--planner=cost_aware");
+}
+
+TEST(GptOptions, OneErrorPerRule)
+{
+  EXPECT_ERROR("--data is missing; name a text file", "--steps", "3");
+  EXPECT_ERROR("--step is unknown; see --help", "--step", "3");
+  EXPECT_ERROR("--steps-x is unknown; see --help", "--steps-x=3");
+  EXPECT_ERROR("-- is unknown", "--");
+  EXPECT_ERROR("'text' is not an option", "text");
+  EXPECT_ERROR("'-s' is not an option", "-s");
+  EXPECT_ERROR("--steps needs a value: --steps N", "--steps");
+  EXPECT_ERROR("--steps needs a value: --steps N", "--steps", "--ranks");
+  EXPECT_ERROR("--data is empty", "--data=");
+  EXPECT_ERROR("--optimizer 'sgd' is unknown; choose one of: muon, adamw", "--optimizer", "sgd");
+  EXPECT_ERROR("--optimizer 'muo' is unknown", "--optimizer", "muo");
+  EXPECT_ERROR("--optimizer '' is unknown", "--optimizer=");
+  EXPECT_ERROR("choose one of: round-robin, role-greedy, scope-greedy", "--planner", "best");
+  EXPECT_ERROR("--tied is 'yes'; write --tied alone", "--tied=yes");
+}
+
+TEST(GptOptions, WholeNumbers)
+{
+  for (const char *bad : {"0", "1025", "-1", "", " 4", "4 ", "4x", "0x4", "4.0", "1e2", "nan",
+                          "9223372036854775808", "99999999999999999999999999"})
+    EXPECT_ERROR(std::string("--ranks is '") + bad + "'; give a whole number from 1 to 1024",
+                 std::string("--ranks=") + bad);
+  EXPECT_ERROR("--seed is '-1'", "--seed", "-1");
+}
+
+TEST(GptOptions, RangesOfEveryNumber)
+{
+  for (const char *name : {"ranks", "micro-batches", "steps", "layers", "dim", "heads", "context",
+                           "batch", "threads-per-rank"}) {
+    const std::string option = std::string("--") + name;
+    EXPECT_ERROR(option + " is '0'", option, "0");
+    EXPECT_ERROR(option + " is '1000000001'", option, "1000000001");
+  }
+}
+
+TEST(GptOptions, RealNumbers)
+{
+  for (const char *bad : {"0", "-0.1", "nan", "inf", "1e999", "", " 1", "1 ", "0.1.2", "one", "1001"})
+    EXPECT_ERROR(std::string("--lr is '") + bad + "'; give a number from 1e-12 to 1000",
+                 std::string("--lr=") + bad);
+  EXPECT_ERROR("--clip is '-1'", "--clip", "-1");
+  EXPECT_ERROR("--adamw-lr is '0'", "--adamw-lr", "0");
+}
+
+TEST(GptOptions, RulesAboutSeveralOptions)
+{
+  EXPECT_ERROR("dim 100 is not a multiple of heads 3", "--data", "t", "--dim", "100", "--heads",
+               "3");
+  EXPECT_ERROR("more than 256 GiB of activations", "--data", "t", "--batch", "65536", "--context",
+               "65536");
+  EXPECT_ERROR("--data and an output file", "--data", "t", "--loss-csv", "t");
+  EXPECT_ERROR("--data and an output file", "--data", "t", "--loss-svg", "t");
+  EXPECT_ERROR("choose two names", "--data", "t", "--loss-svg", "x", "--loss-csv", "x");
+  EXPECT_ERROR("--lr is Muon's step size", "--data", "t", "--optimizer", "adamw", "--lr", "1");
+}
+
+TEST(GptOptions, AMessageStaysOnOneLine)
+{
+  EXPECT_ERROR("'a?b' is not an option", "a\nb");
+  const std::string error = ErrorOf({"--data", "t", "--steps", std::string(2000, '9')});
+  EXPECT_LT(error.size(), sizeof(gpt_error));
+}
+
+} // namespace
