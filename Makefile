@@ -5,7 +5,10 @@
 # Variables: CC CXX CPPFLAGS CFLAGS CXXFLAGS LDFLAGS MARCH=native WERROR=0|1 JOBS=2
 #            V=1 (print whole commands)
 #            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   GTEST_DIR (compile GoogleTest from there)
-#            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)
+#            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)   BENCH_ARGS
+
+# `make -n` makes included files for real: it must not install packages.
+DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 
 MAKEFLAGS += --no-builtin-rules
 JOBS ?= 2
@@ -32,7 +35,7 @@ override GTEST_DIR := $(GTEST_DIR)/googletest
 endif
 TESTS ?=
 DATA ?=
-export CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS GTEST_DIR DATA
+export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS GTEST_DIR DATA
 
 # $(call say,WORD,FILE): a short line instead of the command, unless V=1
 say = $(if $(filter 1,$(V)),,@printf '%-5s %s\n' '$1' '$2';)
@@ -57,7 +60,7 @@ TEST_SRCS := $(call find_tests,*_test.cpp)
 PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
 TEST_SUPPORT_SRCS := $(wildcard tests/support/*.cpp tests/ref/*.cpp)
 TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
-CLI_TESTS := $(sort $(wildcard tests/cli/*.sh))
+CLI_TESTS := $(filter-out %/lib.sh,$(sort $(wildcard tests/cli/*.sh)))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
@@ -68,7 +71,7 @@ release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS
 SETS := $(foreach s,release asan tsan,$(if $($s_GOALS),$s))
 
 # ---- packages: asked for only by the goals that promise to install them, before anything is probed ----
-SETUP := $(if $(filter demo,$(GOALS)),demo) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test)
+SETUP := $(if $(DRY_RUN),,$(if $(filter demo,$(GOALS)),demo) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test))
 
 FORCE:
 build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
@@ -76,8 +79,13 @@ build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
 	@for kind in $(SETUP); do scripts/setup.sh $$kind || exit 1; done
 	@[ -e $@ ] || touch $@
 
+PROBE_INPUTS = $(CC) | $(CXX) | $(CFLAGS) | $(LDFLAGS) | $(CBLAS_CFLAGS) | $(CBLAS_LIBS) | $(GTEST_DIR)
+build/inputs.stamp: FORCE
+	@mkdir -p build
+	@echo '$(PROBE_INPUTS)' | cmp -s - $@ || echo '$(PROBE_INPUTS)' >$@
+
 # Packages come and go: probe again when the system's list of them changes, and whenever `make info` asks.
-build/%/config.mk: build/packages.stamp scripts/probe.sh $(wildcard /var/lib/dpkg/status) \
+build/%/config.mk: build/packages.stamp build/inputs.stamp scripts/probe.sh $(wildcard /var/lib/dpkg/status) \
                    $(if $(filter info,$(GOALS)),$(if $(MAKE_RESTARTS),,FORCE))
 	@scripts/probe.sh config $* $@
 

@@ -23,6 +23,7 @@ $1_TESTS := $(patsubst %.cpp,build/$1/%,$(PICKED_TEST_SRCS))
 
 # Objects are made again when a command line changes, not only when a file does.
 build/$1/flags.stamp: FORCE | build/$1/config.mk
+	$(if $(strip $($1_BROKEN)),@echo '$(strip $($1_BROKEN)): does not work (see build/$1/config.log)' >&2; exit 1)
 	@printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' | cmp -s - $$@ || \
 	  printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' >$$@
 
@@ -34,10 +35,16 @@ build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)
 	$$(call say,CXX,$$@)$$($1_CXX) -MMD -MP -c $$< -o $$@
 
+# Archives are made again when a file goes, too.
+build/$1/files.stamp: FORCE
+	@mkdir -p $$(@D)
+	@echo '$(MODEL_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' | cmp -s - $$@ || \
+	  echo '$(MODEL_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' >$$@
+
 build/$1/libgpt.a: $(MODEL_SRCS:%.c=build/$1/%.o)
 build/$1/libbench.a: $(patsubst %,build/$1/%.o,$(basename $(BENCH_SUPPORT_SRCS)))
 build/$1/libsupport.a: $(TEST_SUPPORT_SRCS:%.cpp=build/$1/%.o)
-build/$1/%.a:
+build/$1/%.a: build/$1/files.stamp
 	@mkdir -p $$(@D) && rm -f $$@
 	@$(AR) rcs $$@ $$(filter %.o,$$^)
 

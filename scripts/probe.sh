@@ -18,7 +18,7 @@ trap 'exit 130' INT TERM
 try() {
   if "$@" >"$tmp/out" 2>&1; then return 0; fi
   status=$?
-  why=$(grep -E 'error|fatal|not found|cannot|No such' "$tmp/out" | tail -n 1)
+  why=$(grep -E 'error|fatal|not found|cannot|No such' "$tmp/out" | grep -v '^collect2' | tail -n 1)
   [ -n "$why" ] || why=$(tail -n 1 "$tmp/out")
   [ -n "$why" ] || why="$1 ended with status $status"
   return 1
@@ -129,6 +129,13 @@ config() {
     echo "${set_name}_CBLAS_CFLAGS := $cblas_cflags"
     echo "${set_name}_CBLAS_LIBS := $cblas_libs"
     echo "${set_name}_GTEST := $gtest"
+    # What was asked for by name and does not work is an error, and not a quiet SKIP.
+    broken=''
+    if [ $cblas = 0 ] && [ "$set_name" = release ] && [ -n "${CBLAS_LIBS-}${CBLAS_CFLAGS-}" ]; then
+      broken="CBLAS_LIBS=${CBLAS_LIBS-}${CBLAS_CFLAGS:+ CBLAS_CFLAGS=$CBLAS_CFLAGS}"
+    fi
+    if [ $gtest = 0 ] && [ -n "${GTEST_DIR-}" ]; then broken="$broken GTEST_DIR=$GTEST_DIR"; fi
+    echo "${set_name}_BROKEN := $broken"
     echo "${set_name}_RUNNER := $runner"
   } >"$out.tmp"
   mv "$out.tmp" "$out"

@@ -26,21 +26,21 @@ if [ "${1-}" = --one ]; then
   timeout -k 10 "$seconds" $runner "$program" $arguments >"$log" 2>&1 </dev/null
   status=$?
   awk -v style=$style -v status=$status -v seconds="$seconds" -v show="$log.failures" -v count="$log.count" '
-    function fail(text) { failed++; print "## " text >show; bad = 1 }
     # Passing tests are dropped from what is shown: their lines are held back until their verdict.
-    function flush(i) { for (i = 0; i < held; i++) print hold[i] >show; held = 0 }
+    function flush(i) { for (i = 0; i < held; i++) kept[kept_count++] = hold[i]; held = 0 }
+    function fail(text) { failed++; hold[held++] = "## " text }
     style == "script" {
       if ($0 ~ /^ok( |$)/) { passed++; held = 0; next }
       if ($0 ~ /^skip( |$)/) { skipped++; held = 0; next }
       hold[held++] = $0
-      if ($0 ~ /^not ok( |$)/) { failed++; bad = 1; after = 1; flush() }
+      if ($0 ~ /^not ok( |$)/) { failed++; flush() }
       next
     }
-    /^\[ RUN      \]/ { flush(); held = 0; inside = 1 }
+    /^\[ RUN      \]/ { flush() }
     { hold[held++] = $0 }
-    /\[       OK \] .* \([0-9]+ ms\)$/ { passed++; held = 0; inside = 0 }
-    /\[  SKIPPED \] .* \([0-9]+ ms\)$/ { skipped++; held = 0; inside = 0 }
-    /\[  FAILED  \] .* \([0-9]+ ms\)$/ { failed++; bad = 1; flush(); inside = 0 }
+    /\[       OK \] .* \([0-9]+ ms\)$/ { passed++; held = 0 }
+    /\[  SKIPPED \] .* \([0-9]+ ms\)$/ { skipped++; held = 0 }
+    /\[  FAILED  \] .* \([0-9]+ ms\)$/ { failed++; flush() }
     /^\[==========\] Running [0-9]+ tests?/ { expected = $3; announced = 1 }
     END {
       done = passed + failed + skipped
@@ -52,7 +52,8 @@ if [ "${1-}" = --one ]; then
       else if (style == "gtest" && done != expected) fail("ran " done " of " expected " tests")
       else if (done == 0) fail("has no tests")
       else if (status == 0 && before) fail("reported failures and ended with status 0")
-      if (bad) flush()
+      flush()
+      if (failed) for (i = 0; i < kept_count; i++) print kept[i] >show
       print passed + 0, failed + 0, skipped + 0 >count
     }' "$log"
   read -r passed failed skipped <"$log.count"

@@ -107,7 +107,7 @@ known || {
 install() { apt install --no-install-recommends $missing; }
 # Old lists name files that the mirror no longer has: one update, one more try.
 install || { [ $updated = 0 ] && apt update && install; } || {
-  why=$(grep '^E: ' "$log" | tail -n 1)
+  why=$(grep '^E: ' "$log" | head -n 1) # the first names the cause
   give_up "apt-get failed${why:+, \"$why\"} (all of it: $log)"
 }
 touch build/packages.stamp # make looks again for what there is
