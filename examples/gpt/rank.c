@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT */
+#include "rank.h"
+
+/* ---- what the parameters get ---- */
+
+mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
+  const double decay = 0.01; /* torch.optim.AdamW's default */
+  mfsdp_hyper_group hyper;
+  if (group != GPT_GROUP_HIDDEN || options->optimizer == GPT_OPTIMIZER_ADAMW)
+    return mfsdp_hyper_group_adamw(options->adamw_lr, group == GPT_GROUP_PLAIN ? 0.0 : decay);
+  hyper = mfsdp_hyper_group_muon(MFSDP_MUON_JORDAN);
+  hyper.lr = options->lr;
+  return hyper;
+}
+
+mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan) {
+  static const mfsdp_planner planners[] = {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY,
+                                           MFSDP_PLANNER_SCOPE_GREEDY};
+  mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  desc.params = job->table.params;
+  desc.param_count = job->table.count;
+  desc.world = (int32_t)job->options.ranks;
+  desc.planner = planners[job->options.planner];
+  return mfsdp_plan_create(context, &desc, plan);
+}
+
+static void init_value(void *user, int32_t param, int64_t first, int64_t count, float *dst) {
+  const gpt_job *job = (const gpt_job *)user;
+  gpt_init_value(&job->config, (uint64_t)job->options.seed, param, first, count, dst);
+}
+
+/* ---- set-up ---- */
+
+/* Adds up the time of the phase "optimizer". */
+static void trace(void *user, int begin, const char *lane, const char *label) {
+  gpt_rank *rank = (gpt_rank *)user;
+  (void)lane;
+  if (strcmp(label, "optimizer") != 0) return;
+  if (begin)
+    rank->optimizer_started_us = mfsdp_clock_us();
+  else
+    rank->optimizer_us += mfsdp_clock_us() - rank->optimizer_started_us;
+}
+
+static mfsdp_status create_links(gpt_rank *rank) {
+  mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
+  desc.math = rank->job->math;
+  desc.math_threads = (int32_t)rank->job->options.threads_per_rank;
+  MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));
+  MFSDP_TRY(mfsdp_threads_transport_create(&rank->context, rank->job->world, rank->index,
+                                           mfsdp_host_backend_get(rank->host), &rank->transport));
+  rank->has_transport = 1;
+  MFSDP_TRY(
+      mfsdp_threads_control_create(&rank->context, rank->job->world, rank->index, &rank->control));
+  rank->has_control = 1;
+  return MFSDP_OK;
+}
+
+static mfsdp_status create_runtime(gpt_rank *rank) {
+  mfsdp_hyper_group hyper[GPT_GROUP_COUNT];
+  mfsdp_optimizer_desc optimizer = mfsdp_optimizer_desc_default();
+  mfsdp_runtime_desc desc = mfsdp_runtime_desc_default();
+  mfsdp_group group = mfsdp_group_default();
+  int32_t g;
+  for (g = 0; g < GPT_GROUP_COUNT; ++g)
+    hyper[g] = gpt_hyper_group(&rank->job->options, g);
+  optimizer.groups = hyper;
+  optimizer.group_count = GPT_GROUP_COUNT;
+  group.plan = rank->plan;
+  group.transport = &rank->transport;
+  group.control = &rank->control;
+  desc.backend = mfsdp_host_backend_get(rank->host);
+  desc.groups = &group;
+  desc.group_count = 1;
+  desc.optimizer = &optimizer;
+  desc.max_micro_batches = (int32_t)rank->job->options.micro_batches;
+  desc.clip_norm = rank->job->options.clip;
+  MFSDP_TRY(mfsdp_runtime_create(&rank->context, &desc, &rank->runtime));
+  return mfsdp_runtime_init(rank->runtime, init_value, (void *)(uintptr_t)rank->job);
+}
+
+static int64_t validation_rounds(const gpt_job *job) {
+  return (GPT_VALIDATION_BATCHES + job->options.ranks - 1) / job->options.ranks;
+}
+
+static mfsdp_status create_model(gpt_rank *rank) {
+  const gpt_job *job = rank->job;
+  const size_t count = (size_t)job->table.count;
+  gpt_error error;
+  void *memory;
+  MFSDP_TRY(
+      mfsdp_table_alloc(&rank->context, count, sizeof(float *), "parameter pointers", &memory));
+  rank->params = (const float **)memory;
+  MFSDP_TRY(
+      mfsdp_table_alloc(&rank->context, count, sizeof(float *), "gradient pointers", &memory));
+  rank->grads = (float **)memory;
+  MFSDP_TRY(mfsdp_table_alloc(&rank->context, (size_t)(validation_rounds(job) * job->options.ranks),
+                              sizeof(double), "validation losses", &memory));
+  rank->losses = (double *)memory;
+  if (gpt_model_create(&job->config, job->math->sgemm, &rank->model, &error) != GPT_OK)
+    return MFSDP_FAIL(&rank->context, MFSDP_E_MEMORY, "model: %s", error.text);
+  rank->has_model = 1;
+  return MFSDP_OK;
+}
+
+mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) {
+  mfsdp_context_desc desc = mfsdp_context_desc_default();
+  memset(rank, 0, sizeof(*rank));
+  rank->job = job;
+  rank->index = index;
+  desc.rank = index;
+  desc.trace = trace;
+  desc.user = rank;
+  MFSDP_TRY(mfsdp_context_init(&rank->context, &desc));
+  MFSDP_TRY(create_links(rank));
+  MFSDP_TRY(gpt_plan_create(&rank->context, job, &rank->plan));
+  MFSDP_TRY(create_model(rank));
+  return create_runtime(rank);
+}
+
+mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
+  const size_t count = (size_t)rank->job->table.count;
+  mfsdp_status status = mfsdp_runtime_destroy(rank->runtime);
+  if (rank->has_model) gpt_model_destroy(&rank->model);
+  mfsdp_table_free(&rank->context, rank->losses,
+                   (size_t)(validation_rounds(rank->job) * rank->job->options.ranks),
+                   sizeof(double));
+  mfsdp_table_free(&rank->context, (void *)rank->grads, count, sizeof(float *));
+  mfsdp_table_free(&rank->context, (void *)rank->params, count, sizeof(float *));
+  mfsdp_plan_destroy(&rank->context, rank->plan);
+  if (rank->has_control) mfsdp_threads_control_destroy(&rank->control);
+  if (rank->has_transport) {
+    const mfsdp_status last = rank->transport.ops->destroy(rank->transport.self, &rank->context);
+    if (status == MFSDP_OK) status = last;
+  }
+  if (rank->host != NULL) {
+    const mfsdp_status last = mfsdp_host_backend_destroy(&rank->context, rank->host);
+    if (status == MFSDP_OK) status = last;
+  }
+  if (status == MFSDP_OK) status = mfsdp_context_destroy(&rank->context);
+  return status;
+}
+
+/* ---- a unit ---- */
+
+static int32_t point_at_params(gpt_rank *rank, int32_t unit) {
+  const int32_t first = gpt_unit_first_param(&rank->job->config, unit);
+  const int32_t count = gpt_unit_param_count(&rank->job->config, unit);
+  int32_t i;
+  for (i = 0; i < count; ++i)
+    rank->params[i] = (const float *)mfsdp_unit_param(rank->runtime, first + i);
+  return count;
+}
+
+mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use) {
+  MFSDP_TRY(mfsdp_unit_acquire(rank->runtime, unit, use));
+  (void)point_at_params(rank, unit);
+  gpt_forward_unit(&rank->model, unit, rank->params);
+  return mfsdp_unit_release(rank->runtime, unit);
+}
+
+mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit) {
+  const int32_t first = gpt_unit_first_param(&rank->job->config, unit);
+  int32_t i, count;
+  MFSDP_TRY(mfsdp_unit_acquire(rank->runtime, unit, MFSDP_USE_BACKWARD));
+  MFSDP_TRY(mfsdp_unit_grads(rank->runtime, unit));
+  count = point_at_params(rank, unit);
+  for (i = 0; i < count; ++i)
+    rank->grads[i] = (float *)mfsdp_unit_grad(rank->runtime, first + i);
+  gpt_backward_unit(&rank->model, unit, rank->params, rank->grads);
+  MFSDP_TRY(mfsdp_unit_reduce(rank->runtime, unit));
+  return mfsdp_unit_release(rank->runtime, unit);
+}
+
+/* ---- evaluation ---- */
+
+mfsdp_status gpt_rank_validate(gpt_rank *rank, double *loss) {
+  const gpt_job *job = rank->job;
+  const int64_t rounds = validation_rounds(job), ranks = job->options.ranks;
+  double *own = rank->losses + rank->index * rounds;
+  double sum = 0.0;
+  int64_t round, batch;
+  int32_t unit;
+  rank->model.evaluating = 1;
+  for (round = 0; round < rounds; ++round) {
+    /* Ranks without a batch in the last round repeat one, so that all gather in the same order. */
+    batch = (round * ranks + rank->index) % GPT_VALIDATION_BATCHES;
+    gpt_data_validation_batch(&job->data, batch, GPT_VALIDATION_BATCHES, rank->model.inputs,
+                              rank->model.targets);
+    for (unit = 0; unit < rank->model.unit_count; ++unit)
+      MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_EVALUATE));
+    own[round] = rank->model.loss;
+  }
+  rank->model.evaluating = 0;
+  MFSDP_TRY(rank->control.ops->allgather(rank->control.self, &rank->context, own,
+                                         (size_t)rounds * sizeof(double), rank->losses,
+                                         rank->control.deadline_us));
+  for (batch = 0; batch < GPT_VALIDATION_BATCHES; ++batch)
+    sum += rank->losses[(batch % ranks) * rounds + batch / ranks];
+  *loss = sum / GPT_VALIDATION_BATCHES;
+  return MFSDP_OK;
+}
+
+static uint64_t hash_param(uint64_t hash, const mfsdp_param *param, const float *values,
+                           int64_t count) {
+  int32_t d;
+  hash = mfsdp_hash_bytes(hash, param->name, strlen(param->name));
+  for (d = 0; d < param->ndim; ++d)
+    hash = mfsdp_hash_u64(hash, (uint64_t)param->shape[d]);
+  return mfsdp_hash_bytes(hash, values, (size_t)count * sizeof(float));
+}
+
+mfsdp_status gpt_rank_params_hash(gpt_rank *rank, uint64_t *hash) {
+  const int32_t count = mfsdp_plan_param_count(rank->plan);
+  mfsdp_status status = MFSDP_OK;
+  int64_t largest = 1;
+  void *values;
+  int32_t p;
+  for (p = 0; p < count; ++p)
+    if (mfsdp_plan_param_numel(rank->plan, p) > largest)
+      largest = mfsdp_plan_param_numel(rank->plan, p);
+  MFSDP_TRY(mfsdp_table_alloc(&rank->context, (size_t)largest, sizeof(float), "exported parameter",
+                              &values));
+  *hash = MFSDP_HASH_SEED;
+  for (p = 0; p < count && status == MFSDP_OK; ++p) {
+    if (mfsdp_plan_param_owner(rank->plan, p) != p) continue; /* tied: hashed where it is owned */
+    status = mfsdp_param_export(rank->runtime, p, 0, rank->index == 0 ? (float *)values : NULL);
+    if (status == MFSDP_OK && rank->index == 0)
+      *hash = hash_param(*hash, mfsdp_plan_param(rank->plan, p), (const float *)values,
+                         mfsdp_plan_param_numel(rank->plan, p));
+  }
+  mfsdp_table_free(&rank->context, values, (size_t)largest, sizeof(float));
+  return status;
+}

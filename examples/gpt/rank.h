@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * rank.h - everything one data-parallel rank holds: its context, backend, transport, plan, runtime
+ * and model. Set up once, used by the training loop, taken down in reverse order.
+ */
+#ifndef GPT_RANK_H
+#define GPT_RANK_H
+
+#include "matrixfsdp.h"
+#include "mfsdp/host/backend_host.h"
+#include "mfsdp/host/transport_threads.h"
+
+#include "data.h"
+#include "model.h"
+#include "options.h"
+#include "params.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What all ranks share; nobody writes to it while they run. */
+typedef struct gpt_job {
+  gpt_options options;
+  gpt_config config;
+  gpt_data data;
+  gpt_param_table table;
+  const mfsdp_host_math *math; /* of the model and of the backend */
+  mfsdp_threads_world *world;
+} gpt_job;
+
+/* Validation batches: a fixed number, so that the loss does not depend on the number of ranks. */
+#define GPT_VALIDATION_BATCHES 16
+
+typedef struct gpt_rank {
+  const gpt_job *job;
+  int32_t index;
+  mfsdp_context context;
+  mfsdp_host_backend *host;
+  mfsdp_transport transport;
+  mfsdp_control control;
+  mfsdp_plan *plan;
+  mfsdp_runtime *runtime;
+  gpt_model model;
+  const float **params; /* of the unit at hand */
+  float **grads;
+  double *losses; /* ranks x validation rounds: every rank's validation losses */
+  int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
+  int32_t has_transport, has_control, has_model;
+} gpt_rank;
+
+/* Makes everything of rank `index`, with initial parameters. Collective. On failure the context
+ * holds the message; call gpt_rank_destroy in any case, from the same thread. */
+mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index);
+mfsdp_status gpt_rank_destroy(gpt_rank *rank);
+
+/* Forward of one unit with gathered parameters; `use` is MFSDP_USE_FORWARD or MFSDP_USE_EVALUATE.
+ */
+mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use);
+/* Backward of one unit, its gradients reduced to their owners. */
+mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit);
+
+/* Mean loss over the validation batches, shared out over the ranks; the same value on all.
+ * Collective. */
+mfsdp_status gpt_rank_validate(gpt_rank *rank, double *loss);
+/* Hash over the masters in declared order: name, shape, fp32 bytes. Collective; the value is rank
+ * 0's. */
+mfsdp_status gpt_rank_params_hash(gpt_rank *rank, uint64_t *hash);
+
+/* Optimizer of a hyperparameter group (GPT_GROUP_*) under these options. */
+mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group);
+/* A plan of the model for `ranks`, by the planner that the options name. */
+mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* GPT_RANK_H */

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * train_gpt.c - trains a small GPT on a text file with owner-sharded Muon. Ranks are threads.
+ *
+ *   build/examples/train_gpt --data bible.txt --ranks 4 --steps 300 --loss-svg loss.svg
+ *
+ * This file is the training loop; gpt/rank.c sets a rank up, gpt/model.c computes the model.
+ * Progress and the audit of the plan go to standard error, one JSON line to standard output.
+ */
+#include "gpt/curve.h"
+#include "gpt/progress.h"
+#include "gpt/rank.h"
+#include "gpt/result.h"
+#include "gpt/svg.h"
+
+#if MFSDP_EXAMPLE_CBLAS
+#include "mfsdp/host/math_cblas.h"
+#endif
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+  (void)number;
+  interrupted = 1;
+}
+
+/* What one rank reports back to main. */
+typedef struct rank_thread {
+  const gpt_job *job;
+  int32_t index;
+  mfsdp_thread thread;
+  mfsdp_status status;
+  mfsdp_error error;
+  mfsdp_counters counters;
+  int64_t resident_nbytes, slot_nbytes, optimizer_us;
+  /* rank 0 only */
+  gpt_progress progress;
+  gpt_curve_writer curve;
+  double train_loss, val_loss;
+  int64_t steps, skipped_steps;
+  uint64_t params_hash;
+} rank_thread;
+
+static double now_seconds(void *user)
+{
+  (void)user;
+  return (double)mfsdp_clock_us() * 1e-6;
+}
+
+/* Warm-up over the first twentieth of the steps, then linear decay to a tenth. */
+static double schedule(int64_t step, int64_t steps)
+{
+  const double warm = floor((double)steps / 20.0) + 1.0, done = (double)step + 1.0;
+  if (done < warm) return done / warm;
+  return 1.0 - 0.9 * (done - warm) / ((double)steps + 1.0 - warm);
+}
+
+/* One step of one rank: micro-batches forward and backward, then the update. */
+static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verdict)
+{
+  const gpt_job *job = rank->job;
+  const gpt_options *o = &job->options;
+  mfsdp_step_desc desc = mfsdp_step_desc_default();
+  int64_t i;
+  int32_t unit;
+  desc.micro_batch_count = (int32_t)o->micro_batches;
+  desc.grad_weight = 1.0 / ((double)o->ranks * (double)o->micro_batches);
+  desc.lr_factor = schedule(step, o->steps);
+  MFSDP_TRY(mfsdp_step_begin(rank->runtime, &desc));
+  for (i = 0; i < o->micro_batches; ++i) {
+    const int64_t block = (step * o->micro_batches + i) * o->ranks + rank->index;
+    gpt_data_batch(&job->data, (uint64_t)o->seed, block, rank->model.inputs, rank->model.targets);
+    for (unit = 0; unit < rank->model.unit_count; ++unit)
+      MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
+    MFSDP_TRY(mfsdp_step_value(rank->runtime, rank->model.loss));
+    for (unit = rank->model.unit_count; unit-- > 0;) MFSDP_TRY(gpt_rank_backward(rank, unit));
+  }
+  MFSDP_TRY(mfsdp_step_end(rank->runtime, interrupted != 0));
+  return mfsdp_step_verdict(rank->runtime, verdict);
+}
+
+static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double val_loss)
+{
+  if (self->index != 0) return;
+  if (verdict->skipped)
+    gpt_progress_note(&self->progress, "step %lld: the gradient is not finite; skipped on all ranks",
+                      (long long)verdict->step + 1);
+  gpt_progress_step(&self->progress, verdict->step, verdict->value_mean);
+  gpt_curve_row(&self->curve, verdict->step + 1, verdict->value_mean,
+                gpt_progress_seconds(&self->progress), val_loss);
+  self->train_loss = verdict->value_mean;
+}
+
+/* All steps; a validation about ten times and at the end. */
+static mfsdp_status train(rank_thread *self, gpt_rank *rank)
+{
+  const int64_t steps = self->job->options.steps, interval = steps / 10 > 0 ? steps / 10 : 1;
+  mfsdp_verdict verdict = mfsdp_verdict_default();
+  int64_t step;
+  for (step = 0; step < steps && !verdict.stop; ++step) {
+    double val_loss = (double)NAN;
+    MFSDP_TRY(train_step(rank, step, &verdict));
+    if ((step + 1) % interval == 0 || step + 1 == steps || verdict.stop) {
+      MFSDP_TRY(gpt_rank_validate(rank, &val_loss));
+      self->val_loss = val_loss;
+    }
+    report_step(self, &verdict, val_loss);
+    self->steps = step + 1;
+  }
+  return MFSDP_OK;
+}
+
+/* ---- ranks ---- */
+
+static void start_progress(rank_thread *self)
+{
+  const gpt_options *o = &self->job->options;
+  const double tokens =
+    (double)(o->ranks * o->micro_batches) * (double)gpt_config_tokens(&self->job->config);
+  if (self->index != 0) return;
+  gpt_progress_begin(&self->progress, stderr, isatty(STDERR_FILENO), o->steps, tokens, now_seconds, NULL);
+}
+
+static void take_figures(rank_thread *self, const gpt_rank *rank)
+{
+  const mfsdp_context *context = &rank->context;
+  self->counters = context->counters;
+  self->resident_nbytes = (int64_t)(context->current_nbytes[MFSDP_MEMORY_SHARD] +
+                                    context->current_nbytes[MFSDP_MEMORY_STATE] +
+                                    context->current_nbytes[MFSDP_MEMORY_GRAD]);
+  self->slot_nbytes = (int64_t)context->current_nbytes[MFSDP_MEMORY_SLOT];
+  self->optimizer_us = rank->optimizer_us;
+  self->skipped_steps = mfsdp_runtime_skipped_steps(rank->runtime);
+}
+
+static void run_rank(void *argument)
+{
+  rank_thread *self = (rank_thread *)argument;
+  gpt_rank rank;
+  mfsdp_status status = gpt_rank_create(&rank, self->job, self->index), last;
+  if (status == MFSDP_OK) {
+    start_progress(self);
+    status = train(self, &rank);
+    if (self->index == 0) gpt_progress_end(&self->progress);
+  }
+  if (status == MFSDP_OK) {
+    take_figures(self, &rank);
+    status = gpt_rank_params_hash(&rank, &self->params_hash);
+  }
+  self->error = *mfsdp_context_error(&rank.context);
+  if (status != MFSDP_OK) mfsdp_threads_world_poison(self->job->world, &self->error);
+  last = gpt_rank_destroy(&rank);
+  if (status == MFSDP_OK && last != MFSDP_OK) {
+    status = last;
+    self->error = *mfsdp_context_error(&rank.context);
+  }
+  self->status = status;
+}
+
+/* Starts all ranks and waits for them. Returns the rank to blame, NULL if all went well. */
+static const rank_thread *run_ranks(rank_thread *ranks, int32_t count)
+{
+  const rank_thread *blamed = NULL;
+  int32_t started, r;
+  for (started = 0; started < count; ++started) {
+    ranks[started].status = mfsdp_thread_start(&ranks[started].thread, run_rank, &ranks[started]);
+    if (ranks[started].status == MFSDP_OK) continue;
+    (void)MFSDP_ERROR_SET(&ranks[started].error, ranks[started].status, -1,
+                          "the system refused thread %d of %d; use fewer --ranks", (int)started + 1,
+                          (int)count);
+    mfsdp_threads_world_poison(ranks[started].job->world, &ranks[started].error);
+    blamed = &ranks[started];
+    break;
+  }
+  for (r = 0; r < started; ++r) mfsdp_thread_join(&ranks[r].thread);
+  for (r = 0; r < started && blamed == NULL; ++r) /* the one that saw it first, not its victims */
+    if (ranks[r].status != MFSDP_OK && ranks[r].status != MFSDP_E_POISONED) blamed = &ranks[r];
+  for (r = 0; r < started && blamed == NULL; ++r)
+    if (ranks[r].status != MFSDP_OK) blamed = &ranks[r];
+  return blamed;
+}
+
+/* ---- before and after ---- */
+
+/* Both callbacks of the audit get the job. */
+static void audit_line(void *user, const char *line)
+{
+  (void)user;
+  fprintf(stderr, "  %s\n", line);
+}
+
+static const char *audit_algorithm(void *user, int32_t param)
+{
+  const gpt_job *job = (const gpt_job *)user;
+  return mfsdp_algorithm_kind_name(
+    gpt_hyper_group(&job->options, job->table.params[param].hyper_group).algorithm);
+}
+
+/* Every tensor with the optimizer it will really get and its owners. */
+static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job)
+{
+  mfsdp_plan *plan = NULL;
+  mfsdp_status status;
+  MFSDP_TRY(gpt_plan_create(context, job, &plan));
+  fprintf(stderr, "plan for %d ranks (%s math):\n", (int)job->options.ranks, job->math->name);
+  status = mfsdp_plan_audit(context, plan, audit_algorithm, audit_line, job);
+  mfsdp_plan_destroy(context, plan);
+  return status;
+}
+
+static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *result)
+{
+  int32_t r;
+  for (r = 0; r < count; ++r) {
+    const mfsdp_traffic_count *sent = ranks[r].counters.sent;
+    const double step_ms = (double)ranks[r].optimizer_us * 1e-3 / (double)ranks[r].steps;
+    result->bytes.materialize += (int64_t)sent[MFSDP_TRAFFIC_MATERIALIZE].payload_nbytes;
+    result->bytes.reduce += (int64_t)sent[MFSDP_TRAFFIC_REDUCE].payload_nbytes;
+    result->bytes.optimizer_matrix += (int64_t)sent[MFSDP_TRAFFIC_OPTIMIZER_MATRIX].payload_nbytes;
+    result->bytes.scalar += (int64_t)sent[MFSDP_TRAFFIC_SCALAR].payload_nbytes;
+    result->ns_calls += (int64_t)ranks[r].counters.newton_schulz_count;
+    result->resident_bytes[r] = ranks[r].resident_nbytes;
+    if (step_ms > result->opt_step_ms) result->opt_step_ms = step_ms; /* the slowest rank's mean */
+  }
+}
+
+static int print_result(const rank_thread *ranks, int32_t count, gpt_error *error)
+{
+  gpt_result *result = (gpt_result *)calloc(1, sizeof(*result));
+  int status;
+  if (result == NULL) return gpt_fail(error, "out of memory for the result");
+  result->steps = ranks[0].steps;
+  result->ranks = count;
+  result->train_loss = ranks[0].train_loss;
+  result->val_loss = ranks[0].val_loss;
+  (void)snprintf(result->params_hash, sizeof(result->params_hash), "%016llx",
+                 (unsigned long long)ranks[0].params_hash);
+  result->tokens_per_s = gpt_progress_tokens_per_s(&ranks[0].progress);
+  result->slot_bytes = ranks[0].slot_nbytes;
+  result->skipped_steps = ranks[0].skipped_steps;
+  sum_traffic(ranks, count, result);
+  status = gpt_result_write(stdout, result, error);
+  free(result);
+  return status;
+}
+
+/* Draws the curve that --loss-csv holds, or that a temporary file held. */
+static int draw_curve(const char *csv, const char *svg, gpt_error *error)
+{
+  gpt_svg_series series[2];
+  gpt_svg_chart chart;
+  gpt_curve curve;
+  int status = gpt_curve_read(csv, &curve, error);
+  if (status != GPT_OK) return status;
+  memset(series, 0, sizeof(series));
+  series[0].name = "training loss";
+  series[0].x = series[1].x = curve.step;
+  series[0].y = curve.loss;
+  series[0].count = series[1].count = curve.count;
+  series[0].smooth = 1;
+  series[1].name = "validation loss";
+  series[1].y = curve.val_loss;
+  series[1].points = 1;
+  chart.title = "train_gpt";
+  chart.x_label = "step";
+  chart.y_label = "loss (nats per byte)";
+  chart.series = series;
+  chart.series_count = 2;
+  status = gpt_svg_write(svg, &chart, error);
+  gpt_curve_destroy(&curve);
+  return status;
+}
+
+/* Trains and reports. Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
+static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
+{
+  const int32_t count = (int32_t)job->options.ranks;
+  const char *csv = job->options.loss_csv;
+  const rank_thread *blamed;
+  rank_thread *ranks;
+  char scratch[4096];
+  int32_t r;
+  int status;
+  if (csv == NULL && job->options.loss_svg != NULL) { /* the drawing needs the rows */
+    if ((size_t)snprintf(scratch, sizeof(scratch), "%s.csv", job->options.loss_svg) >= sizeof(scratch))
+      return gpt_fail(error, "--loss-svg: the path is too long");
+    csv = scratch;
+  }
+  ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
+  if (ranks == NULL) return gpt_fail(error, "out of memory for %d ranks", (int)count);
+  for (r = 0; r < count; ++r) {
+    ranks[r].job = job;
+    ranks[r].index = r;
+    ranks[r].train_loss = ranks[r].val_loss = (double)NAN;
+    ranks[r].error = mfsdp_error_none();
+  }
+  status = gpt_curve_open(csv, &ranks[0].curve, error);
+  if (status == GPT_OK && print_audit(context, job) != MFSDP_OK)
+    status = gpt_fail(error, "%s", mfsdp_context_error(context)->message);
+  if (status == GPT_OK) {
+    blamed = run_ranks(ranks, count);
+    if (blamed != NULL) {
+      (void)gpt_fail(error, "rank %d: %s: %s", (int)blamed->index, mfsdp_status_name(blamed->status),
+                     blamed->error.message);
+      status = 1;
+    }
+    if (status == GPT_OK) status = print_result(ranks, count, error);
+    if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : NULL) != GPT_OK) status = 1;
+    if (status == GPT_OK && job->options.loss_svg != NULL)
+      status = draw_curve(csv, job->options.loss_svg, error);
+    if (csv == scratch) (void)remove(scratch);
+  }
+  free(ranks);
+  return status;
+}
+
+static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
+{
+  mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
+  int status;
+  gpt_options_config(&job->options, &job->config);
+  status = gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
+  if (status != GPT_OK) return status;
+  status = gpt_param_table_create(&job->config, &job->table, error);
+  if (status != GPT_OK) {
+    gpt_data_destroy(&job->data);
+    return status;
+  }
+#if MFSDP_EXAMPLE_CBLAS
+  job->math = mfsdp_host_math_cblas();
+#else
+  job->math = mfsdp_host_math_loops();
+#endif
+  desc.world = (int32_t)job->options.ranks;
+  if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
+  gpt_param_table_destroy(&job->table);
+  gpt_data_destroy(&job->data);
+  (void)gpt_fail(error, "%s", mfsdp_context_error(context)->message);
+  return 1;
+}
+
+int main(int argc, char **argv)
+{
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  struct sigaction action;
+  mfsdp_context context;
+  gpt_error error;
+  gpt_job job;
+  int status;
+  memset(&job, 0, sizeof(job));
+  status = gpt_options_parse(argc, (const char *const *)argv, &job.options, &error);
+  if (status == GPT_OPTIONS_HELP) {
+    gpt_options_help(stdout, "train_gpt");
+    return 0;
+  }
+  memset(&action, 0, sizeof(action));
+  action.sa_handler = on_signal;
+  action.sa_flags = (int)SA_RESETHAND; /* a second Ctrl-C ends the program at once */
+  (void)sigaction(SIGINT, &action, NULL);
+  (void)sigaction(SIGTERM, &action, NULL);
+  if (status == GPT_OK && mfsdp_context_init(&context, &desc) != MFSDP_OK) status = 1;
+  if (status == GPT_OK) status = open_job(&job, &context, &error);
+  if (status == GPT_OK) {
+    status = run_job(&job, &context, &error);
+    (void)mfsdp_threads_world_destroy(&context, job.world);
+    gpt_param_table_destroy(&job.table);
+    gpt_data_destroy(&job.data);
+  }
+  if (status != GPT_OK) fprintf(stderr, "train_gpt: %s\n", error.text);
+  return status;
+}
