@@ -305,6 +305,10 @@ MFSDP_API int32_t mfsdp__threads_send_count(mfsdp__threads_slot *slot) {
   return count;
 }
 
+MFSDP_API int64_t mfsdp__threads_deadline(int64_t since_us, int64_t timeout_us) {
+  return timeout_us > INT64_MAX - since_us ? MFSDP_DEADLINE_NEVER_US : since_us + timeout_us;
+}
+
 /* Until the batch is complete, or failed. */
 MFSDP_API mfsdp_status mfsdp__threads_batch_progress(mfsdp__threads_batch *batch,
                                                      mfsdp_error *why) {
@@ -325,7 +329,7 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_progress(mfsdp__threads_batch *batch
     MFSDP_TRY(mfsdp__threads_check_left(batch, why));
     if (mfsdp__threads_wait(slot,
                             t->sender_count > 0 ? MFSDP__THREADS_A_POST : MFSDP__THREADS_ITS_SENDS,
-                            seen, since_us + t->world->desc.deadline_us))
+                            seen, mfsdp__threads_deadline(since_us, t->world->desc.deadline_us)))
       continue;
     if (mfsdp__threads_send_count(slot) > mfsdp__threads_untaken(t, 0))
       since_us = mfsdp_clock_us(); /* someone is reading from us: that is progress */
@@ -367,7 +371,7 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *err
   int32_t i;
   mfsdp__threads_batch_state(batch, MFSDP__THREADS_RUNNING);
   status = mfsdp__threads_batch_open(batch, &why);
-  if (status == MFSDP_E_STATE) {
+  if (status != MFSDP_OK) {
     mfsdp__threads_end(t, &why); /* the other batch is not ours to close */
   } else {
     for (i = 0; i < batch->xfer_count; ++i)
