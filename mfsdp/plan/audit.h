@@ -230,6 +230,27 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   return status;
 }
 
+/*
+ * The cost each rank carries under this plan, its base_load included: what the plan of the next
+ * group takes as base_load. `out` has world entries. E_ARGUMENT for a NULL or another world.
+ */
+MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_loads(mfsdp_context *context,
+                                                      const mfsdp_plan *plan, int64_t *out,
+                                                      int32_t world) {
+  int32_t i;
+  if (plan == NULL || out == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan loads: %s is NULL",
+                      plan == NULL ? "plan" : "out");
+  if (world != plan->world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan loads: world is %d, needs %d", (int)world,
+                      (int)plan->world);
+  for (i = 0; i < world; ++i)
+    out[i] = plan->base_load ? plan->base_load[i] : 0;
+  for (i = 0; i < plan->piece_count; ++i)
+    out[plan->pieces[i].owner] += plan->costs[i];
+  return MFSDP_OK;
+}
+
 /* ---- audit ---- */
 
 /* Both callbacks get the audit's `user`. */

@@ -9,9 +9,11 @@
  *   2. The tails are taken by (larger bytes, then unit), so that small ones mend what is left.
  *   3. A tail of n elements goes to the k = min(world, ceil(n / 4096)) ranks furthest below T
  * (ties: lower rank), those at or above T left out unless none is below.
- *   4. The line is cut among them in rank order, in proportion to how far each is below T, each cut
- *      moved to the nearest canonical block. So a rank has at most one run of a tensor, and a big
- *      tail is spread over all ranks that have room, which keeps the gamma of its unit low.
+ *   4. The line is cut among them in rank order, in proportion to how far each is below T (where
+ * that is less than the tail, the rest goes on top in equal parts), each cut moved to the nearest
+ *      canonical block. So a rank has at most one run of a tensor, no rank ends more than about a
+ *      block above T, and a big tail is spread over all ranks that have room, which keeps the gamma
+ *      of its unit low.
  * Private to the plan.
  * Does not: allocate, or look at a tensor's name.
  * Link flags: none.
@@ -207,13 +209,43 @@ MFSDP_API void mfsdp__tail_cut(mfsdp__build *build, mfsdp__tail *tail, int32_t r
   }
 }
 
+/*
+ * The share of each picked rank into its key: the room below the level; where all their room is
+ * less than nbytes, the rest in equal parts on top. Returns the sum of shares, halved together
+ * until it fits 31 bits, so that products of it fit 63.
+ */
+MFSDP_API int64_t mfsdp__tail_shares(mfsdp__build *build, int32_t picked, int64_t nbytes,
+                                     int64_t level) {
+  int64_t whole = 0, extra;
+  int32_t j;
+  for (j = 0; j < picked; ++j) {
+    const int64_t room = level - build->resident[build->picked[j].id];
+    build->picked[j].key = room > 0 ? room : 0;
+    whole += build->picked[j].key;
+  }
+  if (whole < nbytes) {
+    extra = (nbytes - whole + picked - 1) / picked;
+    for (j = 0; j < picked; ++j)
+      build->picked[j].key += extra;
+    whole += extra * picked;
+  }
+  while (whole > INT64_C(0x7fffffff)) {
+    whole = 0;
+    for (j = 0; j < picked; ++j) {
+      build->picked[j].key /= 2;
+      whole += build->picked[j].key;
+    }
+  }
+  return whole;
+}
+
 /* Spreads one unit's tail. The heap holds (resident - level, rank) of all ranks and is kept so. */
 MFSDP_API void mfsdp__place_tail(mfsdp__build *build, int32_t unit, int64_t elements,
                                  int64_t nbytes, int64_t level) {
   const int32_t world = build->plan->world;
   const int32_t width = mfsdp__tail_width(elements, world);
   int64_t whole, part = 0;
-  int32_t picked = 0, shift = 0, j;
+  int32_t picked = 0, j;
   mfsdp__tail tail;
   memset(&tail, 0, sizeof(tail));
   tail.unit = unit;
@@ -222,22 +254,12 @@ MFSDP_API void mfsdp__place_tail(mfsdp__build *build, int32_t unit, int64_t elem
     build->picked[picked].id = mfsdp__heap_pop(build->heap, world - picked).id;
     build->picked[picked++].key = 0;
   }
-  mfsdp__keyed_sort(build->picked, picked);
-  /* The room of each as its share; shifted until the sum fits 32 bits, so that products fit 64. */
-  do {
-    whole = 0;
-    for (j = 0; j < picked; ++j) {
-      const int64_t room = level - build->resident[build->picked[j].id];
-      build->picked[j].key = room > 0 ? room >> shift : 0;
-      whole += build->picked[j].key;
-    }
-    ++shift;
-  } while (whole > INT64_C(0x7fffffff));
+  mfsdp__keyed_sort(build->picked, picked); /* keys are 0: by rank */
+  whole = mfsdp__tail_shares(build, picked, nbytes, level);
   for (j = 0; j < picked; ++j) {
     part += build->picked[j].key;
     mfsdp__tail_cut(build, &tail, build->picked[j].id,
-                    j + 1 == picked || whole == 0 ? nbytes
-                                                  : mfsdp__proportion(nbytes, part, whole));
+                    j + 1 == picked ? nbytes : mfsdp__proportion(nbytes, part, whole));
   }
   for (j = 0; j < picked; ++j) {
     mfsdp__keyed entry;
