@@ -9,8 +9,8 @@
  * status 2 with one line on standard error if a file is missing or damaged.
  */
 #include "gpt/curve.h"
+#include "gpt/loss_chart.h"
 #include "gpt/result.h"
-#include "gpt/svg.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -52,18 +52,34 @@ static void print_row(const char *label, const char *muon, const char *adamw) {
   printf("  %-46s %16s %16s\n", label, muon, adamw);
 }
 
-static void print_reals(const char *label, const char *format_hint, double muon, double adamw) {
-  const int decimals = format_hint[0] - '0';
+static void print_reals(const char *label, int decimals, double muon, double adamw) {
   char a[40], b[40];
   snprintf(a, sizeof a, "%.*f", decimals, muon);
   snprintf(b, sizeof b, "%.*f", decimals, adamw);
   print_row(label, a, b);
 }
 
-static void print_bytes(const char *label, int64_t muon, int64_t adamw) {
+static void print_counts(const char *label, int64_t muon, int64_t adamw) {
   char a[40], b[40];
   snprintf(a, sizeof a, "%" PRId64, muon);
   snprintf(b, sizeof b, "%" PRId64, adamw);
+  print_row(label, a, b);
+}
+
+/* Small numbers in full: 0 must look like 0. */
+static void bytes_text(int64_t bytes, char *text, size_t capacity) {
+  if (bytes < 1000000)
+    snprintf(text, capacity, "%" PRId64 " B", bytes);
+  else if (bytes < 1000000000)
+    snprintf(text, capacity, "%.1f MB", (double)bytes / 1e6);
+  else
+    snprintf(text, capacity, "%.2f GB", (double)bytes / 1e9);
+}
+
+static void print_bytes(const char *label, int64_t muon, int64_t adamw) {
+  char a[40], b[40];
+  bytes_text(muon, a, sizeof a);
+  bytes_text(adamw, b, sizeof b);
   print_row(label, a, b);
 }
 
@@ -101,20 +117,20 @@ static void print_table(const run *muon, const run *adamw) {
   const double goal = adamw->smooth[adamw->curve.count - 1];
   char muon_memory[64], adamw_memory[64];
   print_row("", muon->name, adamw->name);
-  print_bytes("steps", m->steps, a->steps);
-  print_bytes("ranks", m->ranks, a->ranks);
-  print_reals("training loss, mean of the last steps", "4", muon->smooth[muon->curve.count - 1],
+  print_counts("steps", m->steps, a->steps);
+  print_counts("ranks", m->ranks, a->ranks);
+  print_reals("training loss, mean of the last steps", 4, muon->smooth[muon->curve.count - 1],
               goal);
-  print_reals("validation loss, nats per byte", "4", m->val_loss, a->val_loss);
+  print_reals("validation loss, nats per byte", 4, m->val_loss, a->val_loss);
   print_steps("steps to AdamW's last training loss",
               first_step_at(&muon->curve, muon->smooth, goal),
               first_step_at(&adamw->curve, adamw->smooth, goal));
   print_steps("steps to AdamW's validation loss",
               first_step_at(&muon->curve, muon->curve.val_loss, a->val_loss),
               first_step_at(&adamw->curve, adamw->curve.val_loss, a->val_loss));
-  print_reals("tokens per second", "0", m->tokens_per_s, a->tokens_per_s);
-  print_reals("optimizer step, ms", "2", m->opt_step_ms, a->opt_step_ms);
-  print_bytes("Newton-Schulz calls", m->ns_calls, a->ns_calls);
+  print_reals("tokens per second", 0, m->tokens_per_s, a->tokens_per_s);
+  print_reals("optimizer step, ms", 2, m->opt_step_ms, a->opt_step_ms);
+  print_counts("Newton-Schulz calls", m->ns_calls, a->ns_calls);
   print_bytes("bytes moved for forward and backward", m->bytes.materialize, a->bytes.materialize);
   print_bytes("bytes moved for gradients", m->bytes.reduce, a->bytes.reduce);
   print_bytes("matrix bytes moved for the optimizer", m->bytes.optimizer_matrix,
@@ -124,42 +140,10 @@ static void print_table(const run *muon, const run *adamw) {
   print_row("resident memory per rank, MiB", muon_memory, adamw_memory);
 }
 
-/* ---- the picture ---- */
-
-/* A validation curve only if it was computed at two steps or more. */
-static int has_validation(const gpt_curve *curve) {
-  int known = 0;
-  for (int64_t i = 0; i < curve->count; ++i)
-    known += isfinite(curve->val_loss[i]) != 0;
-  return known >= 2;
-}
-
 static int draw(const char *path, const run *runs, gpt_error *error) {
-  static const char *const names[2][2] = {{"Muon, training", "Muon, validation"},
-                                          {"AdamW, training", "AdamW, validation"}};
-  gpt_svg_series series[4];
-  gpt_svg_chart chart;
-  memset(series, 0, sizeof series);
-  memset(&chart, 0, sizeof chart);
-  chart.title = "Owner-sharded Muon and AdamW on the same text";
-  chart.x_label = "optimizer step";
-  chart.y_label = "loss (nats per byte)";
-  chart.series = series;
-  for (int validation = 0; validation < 2; ++validation)
-    for (int i = 0; i < 2; ++i) {
-      const gpt_curve *curve = &runs[i].curve;
-      gpt_svg_series *s = &series[chart.series_count];
-      if (validation && !has_validation(curve)) continue;
-      s->name = names[i][validation];
-      s->x = curve->step;
-      s->y = validation ? curve->val_loss : curve->loss;
-      s->count = curve->count;
-      s->color = i;
-      s->smooth = !validation;
-      s->points = validation;
-      ++chart.series_count;
-    }
-  return gpt_svg_write(path, &chart, error);
+  const gpt_loss_run curves[2] = {{runs[0].name, &runs[0].curve}, {runs[1].name, &runs[1].curve}};
+  return gpt_loss_chart_write(path, "Owner-sharded Muon and AdamW on the same text", curves, 2,
+                              error);
 }
 
 static int report(const char *svg, char **files, gpt_error *error) {

@@ -118,6 +118,68 @@ void gpt_curve_destroy(gpt_curve *curve) {
   memset(curve, 0, sizeof *curve);
 }
 
+/* ---- recording ---- */
+
+int gpt_curve_log_create(gpt_curve_log *log, gpt_error *error) {
+  memset(log, 0, sizeof *log);
+  log->stride = 1;
+  /* One more row for the unfinished one. */
+  if (allocate(&log->curve, GPT_CURVE_LOG_ROWS + 1)) return GPT_OK;
+  return gpt_fail(error, "no memory for a loss curve");
+}
+
+void gpt_curve_log_destroy(gpt_curve_log *log) {
+  gpt_curve_destroy(&log->curve);
+}
+
+/* Row `to` becomes the mean of itself, which stands for `weight` steps, and one of `more` steps. */
+static void join_row(gpt_curve *c, int64_t to, double weight, double step, double loss,
+                     double elapsed_s, double val_loss, double more) {
+  c->loss[to] += (loss - c->loss[to]) * (more / (weight + more));
+  c->step[to] = step;
+  c->elapsed_s[to] = elapsed_s;
+  if (!isnan(val_loss)) c->val_loss[to] = val_loss;
+}
+
+static void put_row(gpt_curve *c, int64_t to, double step, double loss, double elapsed_s,
+                    double val_loss) {
+  c->step[to] = step;
+  c->loss[to] = loss;
+  c->elapsed_s[to] = elapsed_s;
+  c->val_loss[to] = val_loss;
+}
+
+static void join_neighbours(gpt_curve_log *log) {
+  gpt_curve *c = &log->curve;
+  for (int64_t i = 0; i < c->count / 2; ++i) {
+    const int64_t a = 2 * i, b = a + 1;
+    put_row(c, i, c->step[a], c->loss[a], c->elapsed_s[a], c->val_loss[a]);
+    join_row(c, i, 1.0, c->step[b], c->loss[b], c->elapsed_s[b], c->val_loss[b], 1.0);
+  }
+  c->count /= 2;
+  log->stride *= 2;
+}
+
+void gpt_curve_log_add(gpt_curve_log *log, int64_t step, double loss, double elapsed_s,
+                       double val_loss) {
+  gpt_curve *c = &log->curve;
+  if (c->count == GPT_CURVE_LOG_ROWS) join_neighbours(log);
+  if (log->pending == 0)
+    put_row(c, c->count, (double)step, loss, elapsed_s, val_loss);
+  else
+    join_row(c, c->count, (double)log->pending, (double)step, loss, elapsed_s, val_loss, 1.0);
+  if (++log->pending < log->stride) return;
+  log->pending = 0;
+  ++c->count;
+}
+
+void gpt_curve_log_finish(gpt_curve_log *log) {
+  if (log->pending > 0) ++log->curve.count;
+  log->pending = 0;
+}
+
+/* ---- smoothing ---- */
+
 void gpt_curve_smooth(int64_t count, const double *values, int64_t window, double *out) {
   /* Summed afresh each time: a running sum would carry one infinite loss to the end. */
   for (int64_t i = 0; i < count; ++i) {

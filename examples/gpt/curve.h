@@ -45,6 +45,27 @@ typedef struct gpt_curve {
 int gpt_curve_read(const char *path, gpt_curve *curve, gpt_error *error);
 void gpt_curve_destroy(gpt_curve *curve);
 
+/*
+ * A curve that is recorded while training, in a fixed amount of memory: when its rows are full,
+ * neighbours are joined (mean loss, the later step and time, the last known val_loss) and from then
+ * on a row stands for twice as many steps.
+ */
+typedef struct gpt_curve_log {
+  gpt_curve curve; /* what is recorded so far */
+  int64_t stride;  /* steps that one row stands for */
+  int64_t pending; /* steps in the unfinished row, which stands behind the last one */
+} gpt_curve_log;
+
+enum { GPT_CURVE_LOG_ROWS = 16384 };
+
+int gpt_curve_log_create(gpt_curve_log *log, gpt_error *error);
+/* Allocates nothing. */
+void gpt_curve_log_add(gpt_curve_log *log, int64_t step, double loss, double elapsed_s,
+                       double val_loss);
+/* After the last step: the unfinished row, if any, counts too. */
+void gpt_curve_log_finish(gpt_curve_log *log);
+void gpt_curve_log_destroy(gpt_curve_log *log);
+
 /* out[i] = mean of values[max(0, i - window + 1) .. i]; out must not be values; window >= 1. */
 void gpt_curve_smooth(int64_t count, const double *values, int64_t window, double *out);
 /* The window that the chart and the report use for a curve of `count` steps: a fortieth of it. */

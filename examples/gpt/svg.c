@@ -89,9 +89,14 @@ static void put_axis(FILE *f, const axis *a, int horizontal) {
     put_tick(f, a, a->low + (double)i * a->step, horizontal);
 }
 
-/* A polyline through at most MOST_POINTS points: each is the mean of a stretch of the series. */
+/* What is drawn of a series: its own points, or their moving average. */
+typedef struct line {
+  const double *x, *y;
+} line;
+
+/* A polyline through at most MOST_POINTS points: each is the mean of a stretch of the line. */
 static void put_line(FILE *f, const axis *x_axis, const axis *y_axis, const gpt_svg_series *s,
-                     const double *y, const char *style) {
+                     line drawn, const char *style) {
   const int64_t stretch = (s->count + MOST_POINTS - 1) / MOST_POINTS;
   fprintf(f, "<polyline points=\"");
   for (int64_t first = 0; first < s->count; first += stretch) {
@@ -99,9 +104,9 @@ static void put_line(FILE *f, const axis *x_axis, const axis *y_axis, const gpt_
     double sum_x = 0.0, sum_y = 0.0;
     int64_t used = 0;
     for (int64_t i = first; i < end; ++i) {
-      if (!isfinite(s->x[i]) || !isfinite(y[i])) continue;
-      sum_x += s->x[i];
-      sum_y += y[i];
+      if (!isfinite(drawn.x[i]) || !isfinite(drawn.y[i])) continue;
+      sum_x += drawn.x[i];
+      sum_y += drawn.y[i];
       ++used;
     }
     if (used > 0)
@@ -121,11 +126,11 @@ static void put_marks(FILE *f, const axis *x_axis, const axis *y_axis, const gpt
 }
 
 static void put_series(FILE *f, const axis *x_axis, const axis *y_axis, const gpt_svg_series *s,
-                       const double *drawn) {
-  if (s->smooth) put_line(f, x_axis, y_axis, s, s->y, "stroke-width=\"1\" stroke-opacity=\"0.25\"");
+                       line drawn) {
+  const line own = {s->x, s->y};
+  if (s->smooth) put_line(f, x_axis, y_axis, s, own, "stroke-width=\"1\" stroke-opacity=\"0.25\"");
   put_line(f, x_axis, y_axis, s, drawn,
            s->points ? "stroke-width=\"1.8\" stroke-dasharray=\"6 4\"" : "stroke-width=\"2.4\"");
-  if (s->points) put_marks(f, x_axis, y_axis, s);
 }
 
 /* Top right: where a falling curve leaves room. */
@@ -150,7 +155,7 @@ static void put_legend(FILE *f, const gpt_svg_chart *chart) {
 }
 
 static void put_chart(FILE *f, const gpt_svg_chart *chart, const axis *x, const axis *y,
-                      const double *const *drawn) {
+                      const line *drawn) {
   fprintf(f,
           "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
           "viewBox=\"0 0 %d %d\" font-family=\"Helvetica, Arial, sans-serif\" "
@@ -173,6 +178,9 @@ static void put_chart(FILE *f, const gpt_svg_chart *chart, const axis *x, const 
   for (int i = 0; i < chart->series_count; ++i)
     put_series(f, x, y, &chart->series[i], drawn[i]);
   fputs("</g>\n", f);
+  /* Marks lie inside the range and may reach over its edge: they are not clipped. */
+  for (int i = 0; i < chart->series_count; ++i)
+    if (chart->series[i].points) put_marks(f, x, y, &chart->series[i]);
   put_legend(f, chart);
   fputs("</svg>\n", f);
 }
@@ -180,7 +188,7 @@ static void put_chart(FILE *f, const gpt_svg_chart *chart, const axis *x, const 
 /* ---- the whole ---- */
 
 static int write_file(const char *path, const gpt_svg_chart *chart, const axis *x, const axis *y,
-                      const double *const *drawn, gpt_error *error) {
+                      const line *drawn, gpt_error *error) {
   int failed;
   FILE *f = fopen(path, "w");
   if (!f) return gpt_fail(error, "cannot write %s: %s", path, strerror(errno));
@@ -190,21 +198,26 @@ static int write_file(const char *path, const gpt_svg_chart *chart, const axis *
   return failed ? gpt_fail(error, "%s is incomplete; is the disk full?", path) : GPT_OK;
 }
 
-/* drawn[i] points at the series' own values, or into `smoothed`, which has room for them all. */
-static int draw(const char *path, const gpt_svg_chart *chart, const double **drawn,
-                double *smoothed, gpt_error *error) {
+/* drawn[i] points at the series' own values, or into `room` for two values of each point. x is
+ * averaged like y: so a falling curve is not shifted to the right. */
+static int draw(const char *path, const gpt_svg_chart *chart, line *drawn, double *room,
+                gpt_error *error) {
   axis x = {INFINITY, -INFINITY, 0, LEFT, PLOT_RIGHT};
   axis y = {INFINITY, -INFINITY, 0, PLOT_BOTTOM, TOP};
   for (int i = 0; i < chart->series_count; ++i) {
     const gpt_svg_series *s = &chart->series[i];
-    drawn[i] = s->y;
+    drawn[i].x = s->x;
+    drawn[i].y = s->y;
     if (s->smooth) {
-      gpt_curve_smooth(s->count, s->y, gpt_curve_window(s->count), smoothed);
-      drawn[i] = smoothed;
-      smoothed += s->count;
+      const int64_t window = gpt_curve_window(s->count);
+      gpt_curve_smooth(s->count, s->x, window, room);
+      gpt_curve_smooth(s->count, s->y, window, room + s->count);
+      drawn[i].x = room;
+      drawn[i].y = room + s->count;
+      room += 2 * s->count;
     }
     extend(&x, s->x, s->count);
-    extend(&y, drawn[i], s->count);
+    extend(&y, drawn[i].y, s->count);
   }
   if (!(x.low <= x.high) || !(y.low <= y.high))
     return gpt_fail(error, "%s: there is no finite value to draw", path);
@@ -215,18 +228,18 @@ static int draw(const char *path, const gpt_svg_chart *chart, const double **dra
 
 int gpt_svg_write(const char *path, const gpt_svg_chart *chart, gpt_error *error) {
   size_t points = 1;
-  const double **drawn;
-  double *smoothed;
+  line *drawn;
+  double *room;
   int status;
   for (int i = 0; i < chart->series_count; ++i)
     points += (size_t)chart->series[i].count;
-  drawn = (const double **)calloc((size_t)chart->series_count + 1, sizeof *drawn);
-  smoothed = (double *)malloc(points * sizeof *smoothed);
-  if (drawn && smoothed)
-    status = draw(path, chart, drawn, smoothed, error);
+  drawn = (line *)calloc((size_t)chart->series_count + 1, sizeof *drawn);
+  room = (double *)malloc(2 * points * sizeof *room);
+  if (drawn && room)
+    status = draw(path, chart, drawn, room, error);
   else
     status = gpt_fail(error, "no memory to draw %s", path);
   free(drawn);
-  free(smoothed);
+  free(room);
   return status;
 }

@@ -9,8 +9,7 @@ using gpt_test::TempFile;
 
 namespace {
 
-std::string ReadError(const std::string &text)
-{
+std::string ReadError(const std::string &text) {
   const TempFile file(text);
   gpt_curve curve;
   gpt_error error = gpt_error();
@@ -22,8 +21,7 @@ std::string ReadError(const std::string &text)
 
 const char header[] = "step,loss,elapsed_s,val_loss\n";
 
-TEST(GptCurve, WhatIsWrittenIsReadBack)
-{
+TEST(GptCurve, WhatIsWrittenIsReadBack) {
   const TempFile file;
   gpt_curve_writer writer;
   gpt_error error;
@@ -48,8 +46,7 @@ TEST(GptCurve, WhatIsWrittenIsReadBack)
   gpt_curve_destroy(&curve);
 }
 
-TEST(GptCurve, WithoutAPathRowsAreDropped)
-{
+TEST(GptCurve, WithoutAPathRowsAreDropped) {
   gpt_curve_writer writer;
   gpt_error error;
   ASSERT_EQ(gpt_curve_open(nullptr, &writer, &error), GPT_OK);
@@ -57,16 +54,14 @@ TEST(GptCurve, WithoutAPathRowsAreDropped)
   EXPECT_EQ(gpt_curve_close(&writer, &error), GPT_OK);
 }
 
-TEST(GptCurve, WritingWhereItCannot)
-{
+TEST(GptCurve, WritingWhereItCannot) {
   gpt_curve_writer writer;
   gpt_error error = gpt_error();
   EXPECT_EQ(gpt_curve_open("/nonexistent/c.csv", &writer, &error), GPT_USAGE_ERROR);
   EXPECT_NE(std::string(error.text).find("cannot write /nonexistent/c.csv"), std::string::npos);
 }
 
-TEST(GptCurve, AFullDiskIsNoticed)
-{
+TEST(GptCurve, AFullDiskIsNoticed) {
   gpt_curve_writer writer;
   gpt_error error = gpt_error();
   if (gpt_curve_open("/dev/full", &writer, &error) != GPT_OK) GTEST_SKIP() << "no /dev/full";
@@ -75,8 +70,7 @@ TEST(GptCurve, AFullDiskIsNoticed)
   EXPECT_NE(std::string(error.text).find("/dev/full is incomplete"), std::string::npos);
 }
 
-TEST(GptCurve, DamagedFiles)
-{
+TEST(GptCurve, DamagedFiles) {
   const std::string h = header;
   EXPECT_NE(ReadError("").find("does not start with"), std::string::npos);
   EXPECT_NE(ReadError("step,loss\n1,2\n").find("does not start with"), std::string::npos);
@@ -96,8 +90,55 @@ TEST(GptCurve, DamagedFiles)
   EXPECT_NE(ReadError(h + std::string("1,2,3,\n\0\n", 9)).find("line 3"), std::string::npos);
 }
 
-TEST(GptCurve, SmoothingIsATrailingMean)
-{
+TEST(GptCurve, ALogKeepsEveryStepWhileThereIsRoom) {
+  gpt_curve_log log;
+  gpt_error error;
+  ASSERT_EQ(gpt_curve_log_create(&log, &error), GPT_OK);
+  for (int64_t step = 1; step <= GPT_CURVE_LOG_ROWS; ++step)
+    gpt_curve_log_add(&log, step, double(step % 7), double(step) / 8, step % 5 ? NAN : 2.0);
+  ASSERT_EQ(log.curve.count, GPT_CURVE_LOG_ROWS);
+  for (int64_t i = 0; i < log.curve.count; ++i) {
+    EXPECT_EQ(log.curve.step[i], double(i + 1));
+    EXPECT_EQ(log.curve.loss[i], double((i + 1) % 7));
+    EXPECT_EQ(log.curve.elapsed_s[i], double(i + 1) / 8);
+    EXPECT_EQ(std::isnan(log.curve.val_loss[i]), (i + 1) % 5 != 0);
+  }
+  gpt_curve_log_destroy(&log);
+}
+
+TEST(GptCurve, AFullLogJoinsNeighbours) {
+  gpt_curve_log log;
+  gpt_error error;
+  ASSERT_EQ(gpt_curve_log_create(&log, &error), GPT_OK);
+  /* Five times the room: rows of eight steps in the end. Loss = step: a row's mean is known. */
+  const int64_t steps = 5 * GPT_CURVE_LOG_ROWS;
+  for (int64_t step = 1; step <= steps; ++step)
+    gpt_curve_log_add(&log, step, double(step), double(step), step == 1000 ? 3.0 : NAN);
+  ASSERT_EQ(log.stride, 8);
+  ASSERT_EQ(log.curve.count, steps / 8);
+  for (int64_t i = 0; i < log.curve.count; ++i) {
+    ASSERT_EQ(log.curve.step[i], double(8 * (i + 1)));
+    ASSERT_NEAR(log.curve.loss[i], double(8 * i) + 4.5, 1e-9);
+    ASSERT_EQ(std::isnan(log.curve.val_loss[i]), i != 124); /* steps 993 to 1000 */
+  }
+  gpt_curve_log_destroy(&log);
+}
+
+TEST(GptCurve, FinishingALogKeepsItsLastSteps) {
+  gpt_curve_log log;
+  gpt_error error;
+  ASSERT_EQ(gpt_curve_log_create(&log, &error), GPT_OK);
+  for (int64_t step = 1; step <= GPT_CURVE_LOG_ROWS + 1; ++step)
+    gpt_curve_log_add(&log, step, 1.0, 1.0, NAN);
+  EXPECT_EQ(log.curve.count, GPT_CURVE_LOG_ROWS / 2);
+  gpt_curve_log_finish(&log);
+  gpt_curve_log_finish(&log);
+  ASSERT_EQ(log.curve.count, GPT_CURVE_LOG_ROWS / 2 + 1);
+  EXPECT_EQ(log.curve.step[log.curve.count - 1], double(GPT_CURVE_LOG_ROWS + 1));
+  gpt_curve_log_destroy(&log);
+}
+
+TEST(GptCurve, SmoothingIsATrailingMean) {
   const std::vector<double> y = {4.0, 2.0, 0.0, INFINITY, 1.0, 1.0, 1.0};
   std::vector<double> out(y.size());
   gpt_curve_smooth(7, y.data(), 2, out.data());

@@ -12,15 +12,14 @@ using gpt_test::TempFile;
 namespace {
 
 /* Bytes that count, so that a stretch of less than 251 of them holds each window once. */
-std::string Counting(int64_t count)
-{
+std::string Counting(int64_t count) {
   std::string text;
-  for (int64_t i = 0; i < count; ++i) text += static_cast<char>(i * 7 % 251);
+  for (int64_t i = 0; i < count; ++i)
+    text += static_cast<char>(i * 7 % 251);
   return text;
 }
 
-std::string OpenError(const char *path, int64_t context, int64_t batch)
-{
+std::string OpenError(const char *path, int64_t context, int64_t batch) {
   gpt_data data;
   gpt_error error = gpt_error();
   EXPECT_EQ(gpt_data_open(path, context, batch, &data, &error), GPT_USAGE_ERROR);
@@ -31,8 +30,7 @@ std::string OpenError(const char *path, int64_t context, int64_t batch)
 
 class Data {
 public:
-  Data(const std::string &text, int64_t context, int64_t batch) : file(text)
-  {
+  Data(const std::string &text, int64_t context, int64_t batch) : file(text) {
     gpt_error error;
     EXPECT_EQ(gpt_data_open(file.path(), context, batch, &data, &error), GPT_OK) << error.text;
   }
@@ -41,36 +39,31 @@ public:
   gpt_data data;
 };
 
-TEST(GptData, MissingFile)
-{
+TEST(GptData, MissingFile) {
   const std::string error = OpenError("/nonexistent/text", 8, 2);
   EXPECT_NE(error.find("cannot open /nonexistent/text: No such file"), std::string::npos) << error;
 }
 
-TEST(GptData, Directory)
-{
+TEST(GptData, Directory) {
   const std::string error = OpenError(testing::TempDir().c_str(), 8, 2);
   EXPECT_NE(error.find("cannot read"), std::string::npos) << error;
 }
 
-TEST(GptData, EmptyFile)
-{
+TEST(GptData, EmptyFile) {
   const TempFile file("");
   EXPECT_NE(OpenError(file.path(), 8, 2).find("is empty"), std::string::npos);
 }
 
-TEST(GptData, ShorterThanOneBatch)
-{
+TEST(GptData, ShorterThanOneBatch) {
   const TempFile file(Counting(3 * 9 - 1));
   const std::string error = OpenError(file.path(), 8, 3);
   EXPECT_NE(error.find("has 26 bytes, shorter than one batch (3 windows of 9 bytes); use a longer "
                        "file, or lower --batch or --context"),
             std::string::npos)
-    << error;
+      << error;
 }
 
-TEST(GptData, ExactlyOneBatchIsEnough)
-{
+TEST(GptData, ExactlyOneBatchIsEnough) {
   Data d(Counting(3 * 9), 8, 3);
   EXPECT_GE(d.data.train_count, 9);
   EXPECT_GE(d.data.count - d.data.train_count, 9);
@@ -80,8 +73,7 @@ TEST(GptData, ExactlyOneBatchIsEnough)
   gpt_data_validation_batch(&d.data, 0, 1, inputs.data(), targets.data());
 }
 
-TEST(GptData, OneWindowPerBatchNeedsTwo)
-{
+TEST(GptData, OneWindowPerBatchNeedsTwo) {
   const TempFile file(Counting(17));
   EXPECT_NE(OpenError(file.path(), 8, 1).find("shorter than one batch (2 windows"),
             std::string::npos);
@@ -89,8 +81,7 @@ TEST(GptData, OneWindowPerBatchNeedsTwo)
   EXPECT_EQ(d.data.train_count, 9);
 }
 
-TEST(GptData, HoldsOutTheLastTenth)
-{
+TEST(GptData, HoldsOutTheLastTenth) {
   Data d(Counting(10000), 8, 2);
   EXPECT_EQ(d.data.count, 10000);
   EXPECT_EQ(d.data.train_count, 9000);
@@ -98,8 +89,7 @@ TEST(GptData, HoldsOutTheLastTenth)
   EXPECT_EQ(small.data.train_count, 64);
 }
 
-TEST(GptData, TargetsAreInputsShiftedByOne)
-{
+TEST(GptData, TargetsAreInputsShiftedByOne) {
   Data d(Counting(5000), 16, 3);
   std::vector<uint8_t> inputs(48), targets(48);
   gpt_data_batch(&d.data, 1, 12, inputs.data(), targets.data());
@@ -108,8 +98,7 @@ TEST(GptData, TargetsAreInputsShiftedByOne)
       EXPECT_EQ(inputs[row * 16 + t + 1], targets[row * 16 + t]);
 }
 
-TEST(GptData, BatchesDependOnSeedAndBlockOnly)
-{
+TEST(GptData, BatchesDependOnSeedAndBlockOnly) {
   Data d(Counting(5000), 16, 3), other(Counting(5000), 16, 3);
   std::vector<uint8_t> a(48), b(48), targets(48);
   gpt_data_batch(&d.data, 1, 12, a.data(), targets.data());
@@ -121,8 +110,7 @@ TEST(GptData, BatchesDependOnSeedAndBlockOnly)
   EXPECT_EQ(a, b);
 }
 
-TEST(GptData, TrainingNeverTouchesTheHeldOutPart)
-{
+TEST(GptData, TrainingNeverTouchesTheHeldOutPart) {
   /* All zero, then all one: a target of one would come from the held-out part. */
   Data d(std::string(82, '\0') + std::string(18, '\1'), 8, 1);
   ASSERT_EQ(d.data.train_count, 82);
@@ -135,8 +123,7 @@ TEST(GptData, TrainingNeverTouchesTheHeldOutPart)
   EXPECT_EQ(seen, std::set<uint8_t>({0}));
 }
 
-TEST(GptData, TrainingReachesBothEndsOfItsPart)
-{
+TEST(GptData, TrainingReachesBothEndsOfItsPart) {
   std::string text(100, 'x');
   text[0] = 'a';
   text[81] = 'z';
@@ -152,8 +139,7 @@ TEST(GptData, TrainingReachesBothEndsOfItsPart)
   EXPECT_TRUE(last);
 }
 
-TEST(GptData, ValidationWindowsAreEvenAndFixed)
-{
+TEST(GptData, ValidationWindowsAreEvenAndFixed) {
   /* Few enough held-out bytes for the counting text to be unique in each window. */
   Data d(Counting(1200), 8, 4);
   EXPECT_EQ(gpt_data_validation_count(&d.data), 120 / 36);
@@ -166,7 +152,7 @@ TEST(GptData, ValidationWindowsAreEvenAndFixed)
     for (size_t row = 0; row < 4; ++row) {
       uint8_t *part = d.data.bytes + d.data.train_count;
       const uint8_t *found =
-        std::search(part, d.data.bytes + d.data.count, &inputs[row * 8], &inputs[row * 8] + 8);
+          std::search(part, d.data.bytes + d.data.count, &inputs[row * 8], &inputs[row * 8] + 8);
       starts.push_back(found - part);
     }
   }
@@ -178,8 +164,7 @@ TEST(GptData, ValidationWindowsAreEvenAndFixed)
   }
 }
 
-TEST(GptData, MoreValidationBatchesThanTextAreAllowed)
-{
+TEST(GptData, MoreValidationBatchesThanTextAreAllowed) {
   Data d(Counting(40), 8, 2);
   std::vector<uint8_t> inputs(16), targets(16);
   for (int64_t index = 0; index < 100; ++index)

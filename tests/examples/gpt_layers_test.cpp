@@ -11,8 +11,7 @@ namespace {
 
 /* ---- the accuracies that the headers promise ---- */
 
-TEST(GptVectorMath, ExpIsWithinItsPromise)
-{
+TEST(GptVectorMath, ExpIsWithinItsPromise) {
   double worst = 0.0;
   for (float x = -87.0f; x <= 87.0f; x += 1.0f / 4096.0f) {
     const double exact = std::exp(double(x));
@@ -21,8 +20,7 @@ TEST(GptVectorMath, ExpIsWithinItsPromise)
   EXPECT_LT(worst, 1e-7);
 }
 
-TEST(GptVectorMath, ExpAtItsEnds)
-{
+TEST(GptVectorMath, ExpAtItsEnds) {
   EXPECT_EQ(gpt_expf(0.0f), 1.0f);
   EXPECT_EQ(gpt_expf(-INFINITY), gpt_expf(-87.0f));
   EXPECT_EQ(gpt_expf(INFINITY), gpt_expf(87.0f));
@@ -31,8 +29,7 @@ TEST(GptVectorMath, ExpAtItsEnds)
   EXPECT_TRUE(std::isnan(gpt_expf(NAN)));
 }
 
-TEST(GptVectorMath, SumDotAndMaxOfEveryLength)
-{
+TEST(GptVectorMath, SumDotAndMaxOfEveryLength) {
   for (int64_t count = 1; count < 70; ++count) {
     std::vector<float> x(static_cast<size_t>(count)), y(x.size());
     float sum = 0.0f, dot = 0.0f;
@@ -50,8 +47,7 @@ TEST(GptVectorMath, SumDotAndMaxOfEveryLength)
   }
 }
 
-TEST(GptLayers, GeluAndItsSlopeAreWithinTheirPromise)
-{
+TEST(GptLayers, GeluAndItsSlopeAreWithinTheirPromise) {
   const double h = 1e-5; /* truncation h^2, about 1e-10 */
   const float bias = 0.0f;
   for (float u = -12.0f; u <= 12.0f; u += 1.0f / 512.0f) {
@@ -59,14 +55,13 @@ TEST(GptLayers, GeluAndItsSlopeAreWithinTheirPromise)
     gpt_bias_gelu_forward(1, 1, &u, &bias, &y, &slope);
     const double exact = gpt_ref::Gelu(double(u));
     const double exact_slope =
-      (gpt_ref::Gelu(double(u) + h) - gpt_ref::Gelu(double(u) - h)) / (2.0 * h);
+        (gpt_ref::Gelu(double(u) + h) - gpt_ref::Gelu(double(u) - h)) / (2.0 * h);
     ASSERT_NEAR(y, exact, 2e-7 * std::max(1.0, std::fabs(double(u)))) << u;
     ASSERT_NEAR(slope, exact_slope, 3e-7) << u;
   }
 }
 
-TEST(GptLayers, GeluFarFromZeroStaysFinite)
-{
+TEST(GptLayers, GeluFarFromZeroStaysFinite) {
   const std::vector<float> x = {-1e30f, -50.0f, 50.0f, 1e30f}, bias(4, 0.0f);
   std::vector<float> y(4), slope(4);
   gpt_bias_gelu_forward(1, 4, x.data(), bias.data(), y.data(), slope.data());
@@ -74,12 +69,13 @@ TEST(GptLayers, GeluFarFromZeroStaysFinite)
   EXPECT_NEAR(y[1], 0.0f, 1e-30f);
   EXPECT_EQ(y[2], 50.0f);
   EXPECT_EQ(y[3], 1e30f);
-  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(slope[i], i < 2 ? 0.0f : 1.0f, 1e-30f);
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(slope[i], i < 2 ? 0.0f : 1.0f, 1e-30f);
 }
 
-TEST(GptLayers, GeluSlopeMayOverwriteItsInputAndNanPasses)
-{
-  const std::vector<float> x = gpt_test::Normals(40, 1, 2.0f), bias = gpt_test::Normals(20, 2, 1.0f);
+TEST(GptLayers, GeluSlopeMayOverwriteItsInputAndNanPasses) {
+  const std::vector<float> x = gpt_test::Normals(40, 1, 2.0f),
+                           bias = gpt_test::Normals(20, 2, 1.0f);
   std::vector<float> y(40), slope(40), y2(40), in_place = x;
   gpt_bias_gelu_forward(2, 20, x.data(), bias.data(), y.data(), slope.data());
   gpt_bias_gelu_forward(2, 20, in_place.data(), bias.data(), y2.data(), in_place.data());
@@ -91,8 +87,7 @@ TEST(GptLayers, GeluSlopeMayOverwriteItsInputAndNanPasses)
   EXPECT_TRUE(std::isnan(in_place[3]));
 }
 
-TEST(GptLayers, LayerNormEqualsTheReferenceForManyWidths)
-{
+TEST(GptLayers, LayerNormEqualsTheReferenceForManyWidths) {
   for (int64_t dim : {1, 2, 7, 16, 17, 48, 100}) {
     const int64_t rows = 3;
     const auto n = static_cast<size_t>(rows * dim);
@@ -103,27 +98,27 @@ TEST(GptLayers, LayerNormEqualsTheReferenceForManyWidths)
     std::vector<float> y(n), mean(3), rstd(3);
     gpt_layernorm_forward(rows, dim, x.data(), gain.data(), bias.data(), y.data(), mean.data(),
                           rstd.data());
-    const gpt_ref::Vector expected =
-      gpt_ref::LayerNorm({x.begin(), x.end()}, size_t(dim), {gain.begin(), gain.end()},
-                         {bias.begin(), bias.end()});
-    /* x itself is rounded to 2^-18 at 100, its mean likewise: 1e-5 of the deviation, times the gain. */
-    for (size_t i = 0; i < n; ++i) EXPECT_NEAR(y[i], expected[i], 1e-4) << dim;
+    const gpt_ref::Vector expected = gpt_ref::LayerNorm(
+        {x.begin(), x.end()}, size_t(dim), {gain.begin(), gain.end()}, {bias.begin(), bias.end()});
+    /* x itself is rounded to 2^-18 at 100, its mean likewise: 1e-5 of the deviation, times the
+     * gain. */
+    for (size_t i = 0; i < n; ++i)
+      EXPECT_NEAR(y[i], expected[i], 1e-4) << dim;
   }
 }
 
-TEST(GptLayers, BiasGradientSumsRowsExactlyForIntegers)
-{
+TEST(GptLayers, BiasGradientSumsRowsExactlyForIntegers) {
   for (int64_t rows : {1, 3, 4, 9}) {
     std::vector<float> dy(static_cast<size_t>(rows * 5)), dbias(5, 100.0f);
-    for (size_t i = 0; i < dy.size(); ++i) dy[i] = float(i);
+    for (size_t i = 0; i < dy.size(); ++i)
+      dy[i] = float(i);
     gpt_bias_backward(rows, 5, dy.data(), dbias.data());
     for (int64_t i = 0; i < 5; ++i)
       EXPECT_EQ(dbias[size_t(i)], float(100 + rows * i + 5 * (rows * (rows - 1) / 2)));
   }
 }
 
-TEST(GptLayers, CrossEntropyOfEqualLogitsIsTheLogOfTheClasses)
-{
+TEST(GptLayers, CrossEntropyOfEqualLogitsIsTheLogOfTheClasses) {
   for (int64_t classes : {2, 11, 256, 300}) {
     std::vector<float> logits(static_cast<size_t>(3 * classes), 50.0f);
     const std::vector<uint8_t> target = {0, 1, 1};
@@ -137,8 +132,7 @@ TEST(GptLayers, CrossEntropyOfEqualLogitsIsTheLogOfTheClasses)
   }
 }
 
-TEST(GptLayers, CrossEntropyOfHugeLogitsIsFinite)
-{
+TEST(GptLayers, CrossEntropyOfHugeLogitsIsFinite) {
   std::vector<float> logits = {1e30f, -1e30f, 0.0f};
   const uint8_t best = 0;
   EXPECT_NEAR(gpt_cross_entropy(1, 3, logits.data(), &best), 0.0, 1e-6);

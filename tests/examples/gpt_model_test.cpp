@@ -14,8 +14,7 @@ using gpt_test::LoopSgemm;
 namespace {
 
 gpt_config Config(int64_t layers, int64_t dim, int64_t heads, int64_t context, int64_t batch,
-                  int64_t vocab, int tied)
-{
+                  int64_t vocab, int tied) {
   gpt_config c = gpt_config();
   c.layers = layers;
   c.dim = dim;
@@ -30,8 +29,7 @@ gpt_config Config(int64_t layers, int64_t dim, int64_t heads, int64_t context, i
 /* A model with parameters, tokens and gradients of its own. */
 class Fixture {
 public:
-  explicit Fixture(const gpt_config &shape) : config(shape)
-  {
+  explicit Fixture(const gpt_config &shape) : config(shape) {
     gpt_error error;
     EXPECT_EQ(gpt_model_create(&config, LoopSgemm, &model, &error), GPT_OK) << error.text;
     count = gpt_param_count(&config);
@@ -51,39 +49,34 @@ public:
   }
   ~Fixture() { gpt_model_destroy(&model); }
 
-  size_t Storage(int32_t i) const
-  {
+  size_t Storage(int32_t i) const {
     return config.tied && i == count - 1 ? size_t(GPT_WTE) : size_t(i);
   }
-  bool IsGain(int32_t i) const
-  {
+  bool IsGain(int32_t i) const {
     if (i < GPT_EMBEDDING_PARAMS) return false;
     if (i >= gpt_unit_first_param(&config, int32_t(config.layers) + 1))
       return i == count - GPT_HEAD_PARAMS;
     const int32_t inside = (i - GPT_EMBEDDING_PARAMS) % GPT_BLOCK_PARAMS;
     return inside == GPT_LN1_GAIN || inside == GPT_LN2_GAIN;
   }
-  void Load()
-  {
+  void Load() {
     std::copy(inputs.begin(), inputs.end(), model.inputs);
     std::copy(targets.begin(), targets.end(), model.targets);
   }
-  double Forward(bool evaluating)
-  {
+  double Forward(bool evaluating) {
     Load();
     model.evaluating = evaluating;
     gpt_forward(&model, param_pointers.data());
     return model.loss;
   }
   void Backward() { gpt_backward(&model, param_pointers.data(), grad_pointers.data()); }
-  gpt_ref::Params Reference() const
-  {
+  gpt_ref::Params Reference() const {
     gpt_ref::Params p;
-    for (const auto &v : params) p.emplace_back(v.begin(), v.end());
+    for (const auto &v : params)
+      p.emplace_back(v.begin(), v.end());
     return p;
   }
-  std::vector<float> Logits() const
-  {
+  std::vector<float> Logits() const {
     return std::vector<float>(model.logits,
                               model.logits + gpt_config_tokens(&config) * config.vocab);
   }
@@ -97,17 +90,16 @@ public:
   std::vector<uint8_t> inputs, targets;
 };
 
-double LargestOf(const std::vector<float> &v)
-{
+double LargestOf(const std::vector<float> &v) {
   double largest = 0.0;
-  for (float x : v) largest = std::max(largest, std::fabs(double(x)));
+  for (float x : v)
+    largest = std::max(largest, std::fabs(double(x)));
   return largest;
 }
 
 /* d loss / d p[tensor][element] of the float64 reference. With step 1e-4 the truncation is about
  * 1e-8 of the third derivative and the rounding 1e-12: both far below fp32. */
-double ReferenceSlope(const Fixture &f, gpt_ref::Params *p, size_t tensor, size_t element)
-{
+double ReferenceSlope(const Fixture &f, gpt_ref::Params *p, size_t tensor, size_t element) {
   const double h = 1e-4, at = (*p)[tensor][element];
   (*p)[tensor][element] = at + h;
   const double above = gpt_ref::Loss(f.config, *p, f.inputs, f.targets);
@@ -118,10 +110,9 @@ double ReferenceSlope(const Fixture &f, gpt_ref::Params *p, size_t tensor, size_
 }
 
 /* Every element of every tensor. fp32 has 24 bits, and a gradient passes some thirty roundings and
- * sums of up to 100 terms: 1e-5 of the tensor's largest entry (three times what was measured, 3.5e-6). A
- * missing term or factor is wrong by 1e-2 and more. */
-void CheckEveryGradient(const gpt_config &config)
-{
+ * sums of up to 100 terms: 1e-5 of the tensor's largest entry (three times what was
+ * measured, 3.5e-6). A missing term or factor is wrong by 1e-2 and more. */
+void CheckEveryGradient(const gpt_config &config) {
   Fixture f(config);
   gpt_ref::Params reference = f.Reference();
   const double loss = gpt_ref::Loss(config, reference, f.inputs, f.targets);
@@ -142,30 +133,25 @@ void CheckEveryGradient(const gpt_config &config)
   }
 }
 
-TEST(GptModel, EveryGradientEqualsCentralDifferencesUntied)
-{
+TEST(GptModel, EveryGradientEqualsCentralDifferencesUntied) {
   CheckEveryGradient(Config(2, 8, 2, 5, 2, 11, 0));
 }
 
-TEST(GptModel, EveryGradientEqualsCentralDifferencesTied)
-{
+TEST(GptModel, EveryGradientEqualsCentralDifferencesTied) {
   CheckEveryGradient(Config(2, 8, 2, 5, 2, 11, 1));
 }
 
-TEST(GptModel, EveryGradientInAnOddShape)
-{
+TEST(GptModel, EveryGradientInAnOddShape) {
   CheckEveryGradient(Config(1, 9, 3, 7, 1, 5, 0));
 }
 
-TEST(GptModel, EveryGradientWithHeadsOfWidthOne)
-{
+TEST(GptModel, EveryGradientWithHeadsOfWidthOne) {
   CheckEveryGradient(Config(1, 4, 4, 2, 3, 6, 0));
 }
 
-/* Contexts longer than a stretch of attention rows, dims longer than the lanes: one random direction
- * per tensor, whose slope is the dot product with the gradient. */
-TEST(GptModel, DirectionalDerivativesOverSeveralStretchesOfAttention)
-{
+/* Contexts longer than a stretch of attention rows, dims longer than the lanes: one random
+ * direction per tensor, whose slope is the dot product with the gradient. */
+TEST(GptModel, DirectionalDerivativesOverSeveralStretchesOfAttention) {
   const gpt_config config = Config(1, 40, 2, 2 * GPT_ATTENTION_ROWS + 6, 1, 50, 0);
   Fixture f(config);
   gpt_ref::Params p = f.Reference();
@@ -173,7 +159,7 @@ TEST(GptModel, DirectionalDerivativesOverSeveralStretchesOfAttention)
   f.Backward();
   for (size_t tensor = 0; tensor < f.params.size(); ++tensor) {
     const std::vector<float> direction =
-      gpt_test::Normals(int64_t(f.params[tensor].size()), 100 + unsigned(tensor), 1.0f);
+        gpt_test::Normals(int64_t(f.params[tensor].size()), 100 + unsigned(tensor), 1.0f);
     const double h = 1e-5;
     const gpt_ref::Vector start = p[tensor];
     double expected = 0.0, norm = 0.0, sides[2];
@@ -189,12 +175,11 @@ TEST(GptModel, DirectionalDerivativesOverSeveralStretchesOfAttention)
     }
     /* |direction . gradient| is about the gradient's norm; 1e-5 of it as above. */
     EXPECT_NEAR((sides[1] - sides[0]) / (2.0 * h), expected, 1e-5 * std::sqrt(norm))
-      << "parameter " << tensor;
+        << "parameter " << tensor;
   }
 }
 
-TEST(GptModel, BackwardAddsIntoTheGradients)
-{
+TEST(GptModel, BackwardAddsIntoTheGradients) {
   for (int tied = 0; tied < 2; ++tied) {
     Fixture f(Config(1, 8, 2, 5, 2, 11, tied));
     f.Forward(false);
@@ -209,13 +194,13 @@ TEST(GptModel, BackwardAddsIntoTheGradients)
   }
 }
 
-TEST(GptModel, UnitsRunOneByOneEqualTheWhole)
-{
+TEST(GptModel, UnitsRunOneByOneEqualTheWhole) {
   Fixture whole(Config(2, 8, 2, 5, 2, 11, 1)), steps(whole.config);
   whole.Forward(false);
   whole.Backward();
   steps.Load();
-  /* A unit's parameters are gone outside its turn: the pointers it gets are to a copy made for it. */
+  /* A unit's parameters are gone outside its turn: the pointers it gets are to a copy made for it.
+   */
   for (int pass = 0; pass < 2; ++pass)
     for (int32_t k = 0; k < steps.model.unit_count; ++k) {
       const int32_t unit = pass == 0 ? k : steps.model.unit_count - 1 - k;
@@ -225,7 +210,8 @@ TEST(GptModel, UnitsRunOneByOneEqualTheWhole)
       std::vector<const float *> p;
       for (int32_t i = first; i < first + count; ++i)
         copy.push_back(steps.params[steps.Storage(i)]);
-      for (const auto &c : copy) p.push_back(c.data());
+      for (const auto &c : copy)
+        p.push_back(c.data());
       if (pass == 0)
         gpt_forward_unit(&steps.model, unit, p.data());
       else
@@ -235,8 +221,7 @@ TEST(GptModel, UnitsRunOneByOneEqualTheWhole)
   EXPECT_EQ(whole.grads, steps.grads);
 }
 
-TEST(GptModel, RepeatsBitForBit)
-{
+TEST(GptModel, RepeatsBitForBit) {
   Fixture a(Config(2, 24, 3, 70, 2, 200, 0)), b(a.config);
   a.Forward(false);
   a.Backward();
@@ -248,8 +233,7 @@ TEST(GptModel, RepeatsBitForBit)
 }
 
 /* Changing token t changes no logit before t by a single bit, and does change those from t on. */
-TEST(GptModel, LaterTokensDoNotReachEarlierOnes)
-{
+TEST(GptModel, LaterTokensDoNotReachEarlierOnes) {
   for (int64_t context : {6, 70}) {
     Fixture f(Config(2, 8, 2, context, 2, 11, 0));
     f.Forward(true);
@@ -263,15 +247,14 @@ TEST(GptModel, LaterTokensDoNotReachEarlierOnes)
       const std::vector<float> after = f.Logits();
       const auto edge = std::ptrdiff_t(place * 11);
       EXPECT_TRUE(std::equal(before.begin(), before.begin() + edge, after.begin())) << t;
-      EXPECT_FALSE(std::equal(before.begin() + edge, before.begin() + edge + 11,
-                              after.begin() + edge))
-        << t;
+      EXPECT_FALSE(
+          std::equal(before.begin() + edge, before.begin() + edge + 11, after.begin() + edge))
+          << t;
     }
   }
 }
 
-TEST(GptModel, EvaluationKeepsTheLogits)
-{
+TEST(GptModel, EvaluationKeepsTheLogits) {
   Fixture f(Config(1, 8, 2, 5, 2, 11, 0));
   f.Forward(true);
   const gpt_ref::Vector expected = gpt_ref::Logits(f.config, f.Reference(), f.inputs);
@@ -280,8 +263,7 @@ TEST(GptModel, EvaluationKeepsTheLogits)
     EXPECT_NEAR(logits[i], expected[i], 1e-5); /* values of size 1, fp32 */
 }
 
-TEST(GptModel, NotANumberReachesLossAndGradients)
-{
+TEST(GptModel, NotANumberReachesLossAndGradients) {
   Fixture f(Config(2, 8, 2, 5, 2, 11, 0));
   f.params[GPT_EMBEDDING_PARAMS + GPT_UP_WEIGHT][3] = NAN;
   f.Forward(false);
@@ -290,8 +272,7 @@ TEST(GptModel, NotANumberReachesLossAndGradients)
   EXPECT_TRUE(std::isnan(f.grads[GPT_WPE][0]));
 }
 
-TEST(GptModel, FlopsPerTokenByHand)
-{
+TEST(GptModel, FlopsPerTokenByHand) {
   /* dim 2, one layer, context 3, vocab 4: weights 12*4 + 8; attention 2*(3+1); times 2 for multiply
    * and add, times 3 for forward and both gradients. */
   const gpt_config c = Config(1, 2, 1, 3, 1, 4, 0);
@@ -303,20 +284,20 @@ struct BadConfig {
   const char *message;
 };
 
-TEST(GptModel, RefusesShapesOutOfRange)
-{
+TEST(GptModel, RefusesShapesOutOfRange) {
   const BadConfig cases[] = {
-    {Config(0, 8, 2, 5, 2, 11, 0), "layers is 0; it must be 1 to 1000"},
-    {Config(1, 0, 2, 5, 2, 11, 0), "dim is 0"},
-    {Config(1, 65537, 1, 5, 2, 11, 0), "dim is 65537"},
-    {Config(1, 8, 0, 5, 2, 11, 0), "heads is 0"},
-    {Config(1, 8, 2, 0, 2, 11, 0), "context is 0"},
-    {Config(1, 8, 2, 5, -1, 11, 0), "batch is -1"},
-    {Config(1, 8, 2, 5, 2, 257, 0), "vocab is 257"},
-    {Config(1, 8, 3, 5, 2, 11, 0), "dim 8 is not a multiple of heads 3; choose heads that divide"},
-    {Config(1000, 64, 1, 65536, 65536, 11, 0), "activations; lower one of them"},
-    {Config(1, 65536, 1, 65536, 65536, 256, 0), "activations; lower one of them"},
-    {Config(1000, 65536, 1, 1, 1, 256, 0), "parameters; lower one of them"},
+      {Config(0, 8, 2, 5, 2, 11, 0), "layers is 0; it must be 1 to 1000"},
+      {Config(1, 0, 2, 5, 2, 11, 0), "dim is 0"},
+      {Config(1, 65537, 1, 5, 2, 11, 0), "dim is 65537"},
+      {Config(1, 8, 0, 5, 2, 11, 0), "heads is 0"},
+      {Config(1, 8, 2, 0, 2, 11, 0), "context is 0"},
+      {Config(1, 8, 2, 5, -1, 11, 0), "batch is -1"},
+      {Config(1, 8, 2, 5, 2, 257, 0), "vocab is 257"},
+      {Config(1, 8, 3, 5, 2, 11, 0),
+       "dim 8 is not a multiple of heads 3; choose heads that divide"},
+      {Config(1000, 64, 1, 65536, 65536, 11, 0), "activations; lower one of them"},
+      {Config(1, 65536, 1, 65536, 65536, 256, 0), "activations; lower one of them"},
+      {Config(1000, 65536, 1, 1, 1, 256, 0), "parameters; lower one of them"},
   };
   for (const BadConfig &bad : cases) {
     gpt_model model;

@@ -3,8 +3,6 @@
 
 #include "tests/examples/gpt_test.h"
 
-#include <cstring>
-
 namespace {
 
 struct Parsed {
@@ -15,13 +13,13 @@ struct Parsed {
 };
 
 /* Parses the words of a command line after the program's name. */
-Parsed Parse(std::vector<std::string> words)
-{
+Parsed Parse(std::vector<std::string> words) {
   Parsed p = Parsed();
   gpt_error error = gpt_error();
   std::vector<const char *> argv = {"train_gpt"};
   p.words = std::move(words);
-  for (const std::string &word : p.words) argv.push_back(word.c_str());
+  for (const std::string &word : p.words)
+    argv.push_back(word.c_str());
   p.status = gpt_options_parse(int(argv.size()), argv.data(), &p.options, &error);
   p.error = error.text;
   EXPECT_EQ(p.status == GPT_USAGE_ERROR, !p.error.empty());
@@ -29,21 +27,19 @@ Parsed Parse(std::vector<std::string> words)
   return p;
 }
 
-std::string ErrorOf(std::vector<std::string> words)
-{
+std::string ErrorOf(std::vector<std::string> words) {
   const Parsed p = Parse(words);
   EXPECT_EQ(p.status, GPT_USAGE_ERROR) << words[0];
   return p.error;
 }
 
-#define EXPECT_ERROR(telling, ...)                                                                 \
-  do {                                                                                             \
-    const std::string error_text = ErrorOf({__VA_ARGS__});                                         \
-    EXPECT_NE(error_text.find(telling), std::string::npos) << error_text;                          \
+#define EXPECT_ERROR(telling, ...)                                        \
+  do {                                                                    \
+    const std::string error_text = ErrorOf({__VA_ARGS__});                \
+    EXPECT_NE(error_text.find(telling), std::string::npos) << error_text; \
   } while (0)
 
-TEST(GptOptions, Defaults)
-{
+TEST(GptOptions, Defaults) {
   const Parsed p = Parse({"--data", "text"});
   ASSERT_EQ(p.status, GPT_OK);
   EXPECT_STREQ(p.options.data, "text");
@@ -60,14 +56,34 @@ TEST(GptOptions, Defaults)
   EXPECT_FALSE(p.options.given[GPT_OPTION_ranks]);
 }
 
-TEST(GptOptions, EveryOptionInBothSpellings)
-{
-  const Parsed p = Parse(
-    {"--data=a=b",   "--ranks",   "3",     "--micro-batches=2", "--steps",      "1000000000",
-     "--optimizer",  "adamw",     "--planner=Round_Robin",      "--layers",     "2",
-     "--dim=96",     "--heads",   "6",     "--context=64",      "--batch",      "5",
-     "--adamw-lr",   "1e-4",      "--clip=0",                   "--tied",       "--seed=0",
-     "--threads-per-rank", "2",   "--loss-csv", "c.csv",        "--loss-svg=c.svg"});
+TEST(GptOptions, EveryOptionInBothSpellings) {
+  const Parsed p = Parse({"--data=a=b",
+                          "--ranks",
+                          "3",
+                          "--micro-batches=2",
+                          "--steps",
+                          "1000000000",
+                          "--optimizer",
+                          "adamw",
+                          "--planner=Round_Robin",
+                          "--layers",
+                          "2",
+                          "--dim=96",
+                          "--heads",
+                          "6",
+                          "--context=64",
+                          "--batch",
+                          "5",
+                          "--adamw-lr",
+                          "1e-4",
+                          "--clip=0",
+                          "--tied",
+                          "--seed=0",
+                          "--threads-per-rank",
+                          "2",
+                          "--loss-csv",
+                          "c.csv",
+                          "--loss-svg=c.svg"});
   ASSERT_EQ(p.status, GPT_OK) << p.error;
   EXPECT_STREQ(p.options.data, "a=b");
   EXPECT_EQ(p.options.ranks, 3);
@@ -93,25 +109,22 @@ TEST(GptOptions, EveryOptionInBothSpellings)
   EXPECT_EQ(c.tied, 1);
 }
 
-TEST(GptOptions, TheLastOfTwoCounts)
-{
+TEST(GptOptions, TheLastOfTwoCounts) {
   EXPECT_EQ(Parse({"--data", "t", "--steps", "1", "--steps=2"}).options.steps, 2);
   EXPECT_EQ(Parse({"--data", "t", "--tied", "--tied=0"}).options.tied, 0);
 }
 
-TEST(GptOptions, HelpWinsOverEverything)
-{
+TEST(GptOptions, HelpWinsOverEverything) {
   EXPECT_EQ(Parse({"--help"}).status, GPT_OPTIONS_HELP);
   EXPECT_EQ(Parse({"-h"}).status, GPT_OPTIONS_HELP);
   EXPECT_EQ(Parse({"--steps", "1", "--help"}).status, GPT_OPTIONS_HELP);
 }
 
-TEST(GptOptions, HelpNamesEveryOptionWithItsDefault)
-{
+TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
   gpt_test::TextOutput out;
   gpt_options_help(out.file(), "train_gpt");
   const std::string help = out.text();
-#define EXPECT_NAMED(kind, field, name, initial, low, high, value, text)                           \
+#define EXPECT_NAMED(kind, field, name, initial, low, high, value, text) \
   EXPECT_NE(help.find("--" name), std::string::npos) << name;
   GPT_OPTIONS(EXPECT_NAMED)
 #undef EXPECT_NAMED
@@ -122,12 +135,10 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault)
 }
 
 /* The names of later issues: whatever follows them, the answer is the same. */
-TEST(GptOptions, ReservedNames)
-{
-  for (const char *name :
-       {"--collective", "--transport", "--device", "--strategy", "--preset", "--coefficients",
-        "--dtype", "--prefetch", "--reshard-after-forward", "--trace", "--checkpoint",
-        "--save-every", "--keep-last", "--resume"}) {
+TEST(GptOptions, ReservedNames) {
+  for (const char *name : {"--collective", "--transport", "--device", "--strategy", "--preset",
+                           "--coefficients", "--dtype", "--prefetch", "--reshard-after-forward",
+                           "--trace", "--checkpoint", "--save-every", "--keep-last", "--resume"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
@@ -136,8 +147,7 @@ TEST(GptOptions, ReservedNames)
   EXPECT_ERROR("--planner cost_aware: not in this build", "--planner=cost_aware");
 }
 
-TEST(GptOptions, OneErrorPerRule)
-{
+TEST(GptOptions, OneErrorPerRule) {
   EXPECT_ERROR("--data is missing; name a text file", "--steps", "3");
   EXPECT_ERROR("--step is unknown; see --help", "--step", "3");
   EXPECT_ERROR("--steps-x is unknown; see --help", "--steps-x=3");
@@ -154,8 +164,7 @@ TEST(GptOptions, OneErrorPerRule)
   EXPECT_ERROR("--tied is 'yes'; write --tied alone", "--tied=yes");
 }
 
-TEST(GptOptions, WholeNumbers)
-{
+TEST(GptOptions, WholeNumbers) {
   for (const char *bad : {"0", "1025", "-1", "", " 4", "4 ", "4x", "0x4", "4.0", "1e2", "nan",
                           "9223372036854775808", "99999999999999999999999999"})
     EXPECT_ERROR(std::string("--ranks is '") + bad + "'; give a whole number from 1 to 1024",
@@ -163,8 +172,7 @@ TEST(GptOptions, WholeNumbers)
   EXPECT_ERROR("--seed is '-1'", "--seed", "-1");
 }
 
-TEST(GptOptions, RangesOfEveryNumber)
-{
+TEST(GptOptions, RangesOfEveryNumber) {
   for (const char *name : {"ranks", "micro-batches", "steps", "layers", "dim", "heads", "context",
                            "batch", "threads-per-rank"}) {
     const std::string option = std::string("--") + name;
@@ -173,17 +181,16 @@ TEST(GptOptions, RangesOfEveryNumber)
   }
 }
 
-TEST(GptOptions, RealNumbers)
-{
-  for (const char *bad : {"0", "-0.1", "nan", "inf", "1e999", "", " 1", "1 ", "0.1.2", "one", "1001"})
+TEST(GptOptions, RealNumbers) {
+  for (const char *bad :
+       {"0", "-0.1", "nan", "inf", "1e999", "", " 1", "1 ", "0.1.2", "one", "1001"})
     EXPECT_ERROR(std::string("--lr is '") + bad + "'; give a number from 1e-12 to 1000",
                  std::string("--lr=") + bad);
   EXPECT_ERROR("--clip is '-1'", "--clip", "-1");
   EXPECT_ERROR("--adamw-lr is '0'", "--adamw-lr", "0");
 }
 
-TEST(GptOptions, RulesAboutSeveralOptions)
-{
+TEST(GptOptions, RulesAboutSeveralOptions) {
   EXPECT_ERROR("dim 100 is not a multiple of heads 3", "--data", "t", "--dim", "100", "--heads",
                "3");
   EXPECT_ERROR("more than 256 GiB of activations", "--data", "t", "--batch", "65536", "--context",
@@ -194,8 +201,7 @@ TEST(GptOptions, RulesAboutSeveralOptions)
   EXPECT_ERROR("--lr is Muon's step size", "--data", "t", "--optimizer", "adamw", "--lr", "1");
 }
 
-TEST(GptOptions, AMessageStaysOnOneLine)
-{
+TEST(GptOptions, AMessageStaysOnOneLine) {
   EXPECT_ERROR("'a?b' is not an option", "a\nb");
   const std::string error = ErrorOf({"--data", "t", "--steps", std::string(2000, '9')});
   EXPECT_LT(error.size(), sizeof(gpt_error));

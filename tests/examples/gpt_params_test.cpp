@@ -9,8 +9,7 @@
 
 namespace {
 
-gpt_config Config(int tied)
-{
+gpt_config Config(int tied) {
   gpt_config c = gpt_config();
   c.layers = 3;
   c.dim = 16;
@@ -24,8 +23,7 @@ gpt_config Config(int tied)
 
 class Table {
 public:
-  explicit Table(const gpt_config &c)
-  {
+  explicit Table(const gpt_config &c) {
     gpt_error error;
     EXPECT_EQ(gpt_param_table_create(&c, &table, &error), GPT_OK);
   }
@@ -34,8 +32,7 @@ public:
   gpt_param_table table;
 };
 
-TEST(GptParams, NamesShapesAndUnits)
-{
+TEST(GptParams, NamesShapesAndUnits) {
   const gpt_config c = Config(0);
   const Table t(c);
   ASSERT_EQ(t.table.count, 2 + 3 * 12 + 3);
@@ -53,7 +50,8 @@ TEST(GptParams, NamesShapesAndUnits)
   std::set<std::string> names;
   for (int32_t i = 0; i < t.table.count; ++i) {
     int64_t numel = 1;
-    for (int32_t d = 0; d < t[i].ndim; ++d) numel *= t[i].shape[d];
+    for (int32_t d = 0; d < t[i].ndim; ++d)
+      numel *= t[i].shape[d];
     EXPECT_EQ(numel, gpt_param_numel(&c, i)) << t[i].name;
     EXPECT_TRUE(names.insert(t[i].name).second) << t[i].name;
     EXPECT_GE(i, gpt_unit_first_param(&c, t[i].unit));
@@ -62,8 +60,7 @@ TEST(GptParams, NamesShapesAndUnits)
   }
 }
 
-TEST(GptParams, RolesViewsAndGroups)
-{
+TEST(GptParams, RolesViewsAndGroups) {
   const gpt_config c = Config(0);
   const Table t(c);
   int matrices = 0;
@@ -75,9 +72,10 @@ TEST(GptParams, RolesViewsAndGroups)
     EXPECT_EQ(t[i].view, is_qkv ? MFSDP_VIEW_ROWS : MFSDP_VIEW_WHOLE) << name;
     if (is_qkv) {
       ASSERT_EQ(t[i].part_count, 3);
-      for (int part = 0; part < 3; ++part) EXPECT_EQ(t[i].part_rows[part], 16);
+      for (int part = 0; part < 3; ++part)
+        EXPECT_EQ(t[i].part_rows[part], 16);
     }
-    const int32_t group = block_weight      ? GPT_GROUP_HIDDEN
+    const int32_t group = block_weight     ? GPT_GROUP_HIDDEN
                           : t[i].ndim == 2 ? GPT_GROUP_DECAY
                                            : GPT_GROUP_PLAIN;
     EXPECT_EQ(t[i].hyper_group, group) << name;
@@ -87,8 +85,7 @@ TEST(GptParams, RolesViewsAndGroups)
   EXPECT_EQ(matrices, 3 * 4);
 }
 
-TEST(GptParams, ATiedHeadIsAnAliasThatRepeatsTheEmbedding)
-{
+TEST(GptParams, ATiedHeadIsAnAliasThatRepeatsTheEmbedding) {
   const gpt_config c = Config(1), untied = Config(0);
   const Table t(c);
   const mfsdp_param &head = t[t.table.count - 1], &wte = t[GPT_WTE];
@@ -102,15 +99,13 @@ TEST(GptParams, ATiedHeadIsAnAliasThatRepeatsTheEmbedding)
 }
 
 std::vector<float> Initial(const gpt_config &c, uint64_t seed, int32_t param, int64_t first,
-                           int64_t count)
-{
+                           int64_t count) {
   std::vector<float> values(static_cast<size_t>(count), -7.0f);
   gpt_init_value(&c, seed, param, first, count, values.data());
   return values;
 }
 
-TEST(GptParams, InitialValuesDoNotDependOnTheCut)
-{
+TEST(GptParams, InitialValuesDoNotDependOnTheCut) {
   const gpt_config c = Config(0);
   for (int32_t i = 0; i < gpt_param_count(&c); ++i) {
     const int64_t numel = gpt_param_numel(&c, i);
@@ -124,8 +119,7 @@ TEST(GptParams, InitialValuesDoNotDependOnTheCut)
   }
 }
 
-TEST(GptParams, InitialValuesDependOnSeedAndTensor)
-{
+TEST(GptParams, InitialValuesDependOnSeedAndTensor) {
   const gpt_config c = Config(0);
   const int32_t first = gpt_unit_first_param(&c, 1), second = gpt_unit_first_param(&c, 2);
   EXPECT_NE(Initial(c, 1, GPT_WTE, 0, 64), Initial(c, 2, GPT_WTE, 0, 64));
@@ -134,20 +128,19 @@ TEST(GptParams, InitialValuesDependOnSeedAndTensor)
             Initial(c, 1, second + GPT_UP_WEIGHT, 0, 64));
 }
 
-TEST(GptParams, InitialDistributions)
-{
+TEST(GptParams, InitialDistributions) {
   const gpt_config c = Config(0);
   const int32_t block = gpt_unit_first_param(&c, 1);
   struct {
     int32_t param;
     double mean, deviation;
   } cases[] = {
-    {GPT_WTE, 0.0, 0.02},
-    {block + GPT_UP_WEIGHT, 0.0, 0.02},
-    {block + GPT_DOWN_WEIGHT, 0.0, 0.02 / std::sqrt(6.0)},
-    {block + GPT_PROJECTION_WEIGHT, 0.0, 0.02 / std::sqrt(6.0)},
-    {block + GPT_LN1_GAIN, 1.0, 0.0},
-    {block + GPT_DOWN_BIAS, 0.0, 0.0},
+      {GPT_WTE, 0.0, 0.02},
+      {block + GPT_UP_WEIGHT, 0.0, 0.02},
+      {block + GPT_DOWN_WEIGHT, 0.0, 0.02 / std::sqrt(6.0)},
+      {block + GPT_PROJECTION_WEIGHT, 0.0, 0.02 / std::sqrt(6.0)},
+      {block + GPT_LN1_GAIN, 1.0, 0.0},
+      {block + GPT_DOWN_BIAS, 0.0, 0.0},
   };
   for (const auto &expected : cases) {
     const int64_t numel = gpt_param_numel(&c, expected.param);
@@ -164,8 +157,7 @@ TEST(GptParams, InitialDistributions)
   }
 }
 
-TEST(GptParams, ATiedHeadStartsAsTheEmbedding)
-{
+TEST(GptParams, ATiedHeadStartsAsTheEmbedding) {
   const gpt_config tied = Config(1), untied = Config(0);
   const int32_t head = gpt_param_count(&tied) - 1;
   EXPECT_EQ(Initial(tied, 1, head, 0, 256), Initial(tied, 1, GPT_WTE, 0, 256));

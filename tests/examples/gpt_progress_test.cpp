@@ -8,20 +8,17 @@
 namespace {
 
 /* A clock that moves when the test says so. */
-double Now(void *user)
-{
+double Now(void *user) {
   return *static_cast<double *>(user);
 }
 
 class Printed {
 public:
-  Printed(bool terminal, int64_t steps)
-  {
+  Printed(bool terminal, int64_t steps) {
     gpt_progress_begin(&progress, out.file(), terminal, steps, 1000.0, Now, &now);
   }
   /* `count` steps of `seconds` each. */
-  void Steps(int64_t count, double seconds)
-  {
+  void Steps(int64_t count, double seconds) {
     for (int64_t i = 0; i < count; ++i) {
       now += seconds;
       gpt_progress_step(&progress, step++, 2.5);
@@ -33,20 +30,17 @@ public:
   gpt_progress progress;
 };
 
-int64_t Count(const std::string &text, char c)
-{
+int64_t Count(const std::string &text, char c) {
   return std::count(text.begin(), text.end(), c);
 }
 
-TEST(GptProgress, PlainLinesSayWhatTheyShould)
-{
+TEST(GptProgress, PlainLinesSayWhatTheyShould) {
   Printed run(false, 300);
   run.Steps(1, 0.5);
   EXPECT_EQ(run.out.text(), "step   1/300  loss 2.5000  2000 tokens/s  2:30 left\n");
 }
 
-TEST(GptProgress, PlainOutputHasAboutTenLinesAndTheFirstAndLast)
-{
+TEST(GptProgress, PlainOutputHasAboutTenLinesAndTheFirstAndLast) {
   Printed run(false, 1000);
   run.Steps(1000, 0.002);
   gpt_progress_end(&run.progress);
@@ -59,15 +53,13 @@ TEST(GptProgress, PlainOutputHasAboutTenLinesAndTheFirstAndLast)
             std::string::npos);
 }
 
-TEST(GptProgress, SlowPlainRunsSpeakEveryFiveSeconds)
-{
+TEST(GptProgress, SlowPlainRunsSpeakEveryFiveSeconds) {
   Printed run(false, 1000);
   run.Steps(60, 1.0);
   EXPECT_EQ(Count(run.out.text(), '\n'), 1 + 59 / 5);
 }
 
-TEST(GptProgress, AnEarlyStopStillShowsItsLastStepOnce)
-{
+TEST(GptProgress, AnEarlyStopStillShowsItsLastStepOnce) {
   for (bool terminal : {false, true}) {
     Printed run(terminal, 1000);
     run.Steps(7, 0.001);
@@ -80,8 +72,7 @@ TEST(GptProgress, AnEarlyStopStillShowsItsLastStepOnce)
   }
 }
 
-TEST(GptProgress, ATerminalIsRewrittenAtMostTenTimesASecond)
-{
+TEST(GptProgress, ATerminalIsRewrittenAtMostTenTimesASecond) {
   Printed run(true, 100000);
   run.Steps(5000, 0.001);
   EXPECT_EQ(Count(run.out.text(), '\n'), 0);
@@ -91,8 +82,7 @@ TEST(GptProgress, ATerminalIsRewrittenAtMostTenTimesASecond)
   EXPECT_EQ(Count(run.out.text(), '\n'), 1);
 }
 
-TEST(GptProgress, NotesDoNotTearTheLine)
-{
+TEST(GptProgress, NotesDoNotTearTheLine) {
   Printed run(true, 10);
   run.Steps(1, 1.0);
   gpt_progress_note(&run.progress, "val loss %.1f", 1.5);
@@ -104,8 +94,7 @@ TEST(GptProgress, NotesDoNotTearTheLine)
   EXPECT_NE(plain.out.text().find("left\nval loss 1.5\n"), std::string::npos);
 }
 
-TEST(GptProgress, TimeLeftFollowsAChangeOfSpeed)
-{
+TEST(GptProgress, TimeLeftFollowsAChangeOfSpeed) {
   Printed run(false, 1000);
   run.Steps(100, 0.1);
   EXPECT_NEAR(run.progress.step_seconds, 0.1, 1e-9);
@@ -115,8 +104,7 @@ TEST(GptProgress, TimeLeftFollowsAChangeOfSpeed)
   EXPECT_NEAR(gpt_progress_tokens_per_s(&run.progress), 200.0 * 1000.0 / 110.0, 1e-6);
 }
 
-TEST(GptProgress, HoursMinutesAndAStoppedClock)
-{
+TEST(GptProgress, HoursMinutesAndAStoppedClock) {
   Printed slow(false, 100);
   slow.Steps(1, 100.0);
   EXPECT_NE(slow.out.text().find("10 tokens/s  2:45:00 left"), std::string::npos);
@@ -126,8 +114,7 @@ TEST(GptProgress, HoursMinutesAndAStoppedClock)
   EXPECT_EQ(gpt_progress_tokens_per_s(&stopped.progress), 0.0);
 }
 
-TEST(GptProgress, NothingBeforeTheFirstStep)
-{
+TEST(GptProgress, NothingBeforeTheFirstStep) {
   Printed run(false, 100);
   gpt_progress_end(&run.progress);
   EXPECT_EQ(run.out.text(), "");

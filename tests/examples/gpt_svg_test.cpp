@@ -9,15 +9,14 @@ using gpt_test::TempFile;
 
 namespace {
 
-size_t Count(const std::string &text, const std::string &part)
-{
+size_t Count(const std::string &text, const std::string &part) {
   size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    ++count;
   return count;
 }
 
-gpt_svg_chart Chart(const std::vector<gpt_svg_series> &series)
-{
+gpt_svg_chart Chart(const std::vector<gpt_svg_series> &series) {
   gpt_svg_chart chart = gpt_svg_chart();
   chart.title = "title";
   chart.x_label = "step";
@@ -27,8 +26,8 @@ gpt_svg_chart Chart(const std::vector<gpt_svg_series> &series)
   return chart;
 }
 
-gpt_svg_series Series(const char *name, const std::vector<double> &x, const std::vector<double> &y)
-{
+gpt_svg_series Series(const char *name, const std::vector<double> &x,
+                      const std::vector<double> &y) {
   gpt_svg_series s = gpt_svg_series();
   s.name = name;
   s.x = x.data();
@@ -37,8 +36,7 @@ gpt_svg_series Series(const char *name, const std::vector<double> &x, const std:
   return s;
 }
 
-std::string Write(const std::vector<gpt_svg_series> &series)
-{
+std::string Write(const std::vector<gpt_svg_series> &series) {
   const gpt_svg_chart chart = Chart(series);
   const TempFile file;
   gpt_error error = gpt_error();
@@ -52,8 +50,7 @@ std::string Write(const std::vector<gpt_svg_series> &series)
   return svg;
 }
 
-TEST(GptSvg, RoundTicksAndExactPlaces)
-{
+TEST(GptSvg, RoundTicksAndExactPlaces) {
   const std::vector<double> x = {1, 50, 100}, y = {5, 3, 1};
   const std::string svg = Write({Series("a", x, y)});
   for (const char *tick : {">0</text>", ">20</text>", ">100</text>", ">1</text>", ">5</text>"})
@@ -62,8 +59,7 @@ TEST(GptSvg, RoundTicksAndExactPlaces)
   EXPECT_NE(svg.find("points=\"79.6,56.0 454.0,258.0 836.0,460.0 \""), std::string::npos);
 }
 
-TEST(GptSvg, SmallStepsHaveDecimalsAndNoMinusZero)
-{
+TEST(GptSvg, SmallStepsHaveDecimalsAndNoMinusZero) {
   const std::vector<double> x = {0, 1}, y = {-0.03, 0.04};
   const std::string svg = Write({Series("a", x, y)});
   EXPECT_EQ(Count(svg, ">-0.03<"), 1u);
@@ -71,16 +67,14 @@ TEST(GptSvg, SmallStepsHaveDecimalsAndNoMinusZero)
   EXPECT_EQ(Count(svg, ">-0.00<"), 0u);
 }
 
-TEST(GptSvg, NamesAreEscapedAndInTheLegend)
-{
+TEST(GptSvg, NamesAreEscapedAndInTheLegend) {
   const std::vector<double> x = {0, 1}, y = {1, 2};
   const std::string svg = Write({Series("a < b & c", x, y), Series("second", x, y)});
   EXPECT_EQ(Count(svg, ">a &lt; b &amp; c</text>"), 1u);
   EXPECT_EQ(Count(svg, ">second</text>"), 1u);
 }
 
-TEST(GptSvg, SmoothSeriesHaveAFaintAndAStrongLine)
-{
+TEST(GptSvg, SmoothSeriesHaveAFaintAndAStrongLine) {
   std::vector<double> x, y;
   for (int i = 0; i < 400; ++i) {
     x.push_back(i);
@@ -94,8 +88,7 @@ TEST(GptSvg, SmoothSeriesHaveAFaintAndAStrongLine)
   EXPECT_EQ(Count(svg, "<circle"), 0u);
 }
 
-TEST(GptSvg, PointsAreMarkedAndUnknownOnesLeftOut)
-{
+TEST(GptSvg, PointsAreMarkedAndUnknownOnesLeftOut) {
   const std::vector<double> x = {1, 2, 3, 4}, y = {NAN, 2, INFINITY, 1};
   gpt_svg_series s = Series("validation", x, y);
   s.points = 1;
@@ -104,8 +97,7 @@ TEST(GptSvg, PointsAreMarkedAndUnknownOnesLeftOut)
   EXPECT_EQ(Count(svg, "stroke-dasharray"), 2u); /* the line, and the legend */
 }
 
-TEST(GptSvg, AMillionPointsStaySmall)
-{
+TEST(GptSvg, AMillionPointsStaySmall) {
   std::vector<double> x, y;
   for (int i = 0; i < 1000000; ++i) {
     x.push_back(i);
@@ -114,15 +106,13 @@ TEST(GptSvg, AMillionPointsStaySmall)
   EXPECT_LT(Write({Series("long", x, y)}).size(), 40000u);
 }
 
-TEST(GptSvg, OnePointAndEqualValues)
-{
+TEST(GptSvg, OnePointAndEqualValues) {
   const std::vector<double> one = {1}, two = {2}, x = {1, 2}, y = {3, 3};
   Write({Series("one", one, two)});
   Write({Series("flat", x, y)});
 }
 
-TEST(GptSvg, NothingToDraw)
-{
+TEST(GptSvg, NothingToDraw) {
   const std::vector<double> x = {1, 2}, y = {NAN, INFINITY};
   const std::vector<gpt_svg_series> none, unknown = {Series("unknown", x, y)};
   for (const auto *series : {&none, &unknown}) {
@@ -133,8 +123,7 @@ TEST(GptSvg, NothingToDraw)
   }
 }
 
-TEST(GptSvg, WritingWhereItCannot)
-{
+TEST(GptSvg, WritingWhereItCannot) {
   const std::vector<double> x = {1, 2}, y = {3, 4};
   const std::vector<gpt_svg_series> series = {Series("a", x, y)};
   const gpt_svg_chart chart = Chart(series);

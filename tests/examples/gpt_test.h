@@ -20,8 +20,7 @@ namespace gpt_test {
 /* C = alpha op(A) op(B) + beta C with loops in a fixed order: deterministic on every machine. */
 inline void LoopSgemm(int trans_a, int trans_b, int64_t m, int64_t n, int64_t k, float alpha,
                       const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                      float *c, int64_t ldc)
-{
+                      float *c, int64_t ldc) {
   for (int64_t i = 0; i < m; ++i)
     for (int64_t j = 0; j < n; ++j) {
       float sum = 0.0f;
@@ -36,8 +35,7 @@ inline void LoopSgemm(int trans_a, int trans_b, int64_t m, int64_t n, int64_t k,
 /* A file that disappears with the object. */
 class TempFile {
 public:
-  explicit TempFile(const std::string &text = "")
-  {
+  explicit TempFile(const std::string &text = "") {
     std::string pattern = testing::TempDir() + "gpt_test_XXXXXX";
     std::vector<char> name(pattern.begin(), pattern.end());
     name.push_back('\0');
@@ -52,11 +50,11 @@ public:
   TempFile(const TempFile &) = delete;
   TempFile &operator=(const TempFile &) = delete;
   const char *path() const { return path_.c_str(); }
-  std::string text() const
-  {
+  std::string text() const {
     std::string all;
     FILE *f = fopen(path_.c_str(), "rb");
-    for (int c; (c = fgetc(f)) != EOF;) all += static_cast<char>(c);
+    for (int c; (c = fgetc(f)) != EOF;)
+      all += static_cast<char>(c);
     fclose(f);
     return all;
   }
@@ -73,12 +71,12 @@ public:
   TextOutput(const TextOutput &) = delete;
   TextOutput &operator=(const TextOutput &) = delete;
   FILE *file() { return file_; }
-  std::string text()
-  {
+  std::string text() {
     std::string all;
     fflush(file_);
     rewind(file_);
-    for (int c; (c = fgetc(file_)) != EOF;) all += static_cast<char>(c);
+    for (int c; (c = fgetc(file_)) != EOF;)
+      all += static_cast<char>(c);
     return all;
   }
 
@@ -86,21 +84,22 @@ private:
   FILE *file_;
 };
 
-inline std::vector<float> Normals(int64_t count, unsigned seed, float deviation, float mean = 0.0f)
-{
+inline std::vector<float> Normals(int64_t count, unsigned seed, float deviation,
+                                  float mean = 0.0f) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal(mean, deviation);
   std::vector<float> values(static_cast<size_t>(count));
-  for (float &v : values) v = normal(generator);
+  for (float &v : values)
+    v = normal(generator);
   return values;
 }
 
-inline std::vector<uint8_t> Tokens(int64_t count, unsigned seed, int vocab)
-{
+inline std::vector<uint8_t> Tokens(int64_t count, unsigned seed, int vocab) {
   std::mt19937 generator(seed);
   std::uniform_int_distribution<int> uniform(0, vocab - 1);
   std::vector<uint8_t> tokens(static_cast<size_t>(count));
-  for (uint8_t &t : tokens) t = static_cast<uint8_t>(uniform(generator));
+  for (uint8_t &t : tokens)
+    t = static_cast<uint8_t>(uniform(generator));
   return tokens;
 }
 
