@@ -78,6 +78,7 @@ MFSDP_API mfsdp_status mfsdp__host_check_array(mfsdp_host_backend *host, const c
                                                const char *what, const void *data,
                                                mfsdp_dtype dtype, int64_t count, size_t *nbytes) {
   const size_t element_nbytes = mfsdp_dtype_nbytes(dtype);
+  *nbytes = 0;
   if (element_nbytes == 0)
     return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: the dtype of %s is %d, which is none",
                             entry, what, (int)dtype);
