@@ -174,7 +174,9 @@ typedef struct mfsdp_verdict_args {
   const int64_t *rank_word;   /* DEVICE: world entries: first word of each rank's message */
   const int64_t *block_word;  /* DEVICE: block_count entries: word of each block sum, tensor order */
   int64_t block_count;
-  int32_t world, value_capacity, value_count, param_count, group_count;
+  int32_t world, param_count, group_count;
+  int32_t value_capacity; /* value words in each message */
+  int32_t value_count;    /* values of all ranks together: world x micro-batches of the step */
   const mfsdp_group_rates *rates; /* DEVICE: group_count */
   double lr_factor, grad_scale, clip_norm;
   int32_t missing_is_zero;    /* 1: a parameter without gradient anywhere is updated with zeros */

@@ -424,7 +424,7 @@ MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context,
                                              const mfsdp_batch *batch) {
   mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
   const char *label = batch->label != NULL ? batch->label : "batch";
-  mfsdp__threads_batch *record;
+  mfsdp__threads_batch *record = NULL;
   mfsdp_error why;
   mfsdp_status status;
   int32_t i;

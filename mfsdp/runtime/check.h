@@ -67,6 +67,10 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
   MFSDP_TRY(mfsdp_control_check(context, group->control));
   if (group->plan == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[0].plan is NULL");
+  if (desc->max_micro_batches > INT32_MAX / group->transport->world)
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                      "runtime: max_micro_batches %d on %d ranks are more than 2^31 - 1 sample blocks",
+                      (int)desc->max_micro_batches, (int)group->transport->world);
   if (mfsdp_plan_world(group->plan) != group->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: the plan is for world %d, the transport has %d",

@@ -153,7 +153,7 @@ MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
   args.block_count = t->block_count;
   args.world = rt->world;
   args.value_capacity = rt->desc.max_micro_batches;
-  args.value_count = rt->micro_batch_count;
+  args.value_count = rt->micro_batch_count * rt->world;
   args.param_count = rt->param_count;
   args.group_count = rt->group_count;
   args.rates = (const mfsdp_group_rates *)t->rates.data;
