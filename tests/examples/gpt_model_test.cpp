@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
+/* MFSDP_TEST_WRAP_MALLOC: running the model must not allocate. */
 #include "examples/gpt/model.h"
 
 #include "examples/gpt/params.h"
 #include "tests/examples/gpt_test.h"
 #include "tests/ref/gpt_ref.h"
+#include "tests/support/malloc_count.h"
 
 #include <algorithm>
 #include <cmath>
@@ -230,6 +232,23 @@ TEST(GptModel, RepeatsBitForBit) {
   b.Backward();
   EXPECT_EQ(a.model.loss, b.model.loss);
   EXPECT_EQ(a.grads, b.grads);
+}
+
+TEST(GptModel, CreatingAllocatesOnceAndRunningNever) {
+  if (!test::malloc_count_supported()) GTEST_SKIP() << test::malloc_count_why_not();
+  const gpt_config config = Config(2, 24, 3, 70, 2, 200, 0);
+  gpt_model model;
+  gpt_error error;
+  test::malloc_count_begin();
+  ASSERT_EQ(gpt_model_create(&config, LoopSgemm, &model, &error), GPT_OK);
+  EXPECT_EQ(test::malloc_count_end(), 1u);
+  gpt_model_destroy(&model);
+  Fixture f(config);
+  test::malloc_count_begin();
+  f.Forward(true);
+  f.Forward(false);
+  f.Backward();
+  EXPECT_EQ(test::malloc_count_end(), 0u);
 }
 
 /* Changing token t changes no logit before t by a single bit, and does change those from t on. */
