@@ -147,6 +147,34 @@ using RankFunction = std::function<mfsdp_status(Rank &)>;
 
 namespace detail {
 
+/* Counts ranks that have come to a point. */
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable all;
+  std::vector<bool> done;
+  std::size_t count = 0;
+
+  explicit Gate(std::size_t ranks) : done(ranks, false) {}
+  void arrive(int32_t rank) {
+    std::lock_guard<std::mutex> lock(mutex);
+    done[static_cast<std::size_t>(rank)] = true;
+    ++count;
+    all.notify_all();
+  }
+  bool wait(int64_t timeout_us) {
+    std::unique_lock<std::mutex> lock(mutex);
+    return all.wait_for(lock, std::chrono::microseconds(timeout_us),
+                        [this] { return count == done.size(); });
+  }
+  std::string missing() {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::string out;
+    for (std::size_t r = 0; r < done.size(); ++r)
+      if (!done[r]) out += " " + std::to_string(r);
+    return out;
+  }
+};
+
 inline mfsdp_status make_rank(const RanksOptions &options, Rank *rank) {
   MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &options.host, &rank->host));
   rank->backend = mfsdp_host_backend_get(rank->host);
@@ -183,7 +211,7 @@ inline std::string unmake_rank(Rank *rank, mfsdp_status status) {
 }
 
 inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, int32_t number,
-                     const RankFunction &function, RankOutcome *out) {
+                     const RankFunction &function, Gate *ready, RankOutcome *out) {
   FaultAllocator memory;
   Rank rank;
   mfsdp_context_desc desc = options.context;
@@ -199,6 +227,8 @@ inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, i
   desc.allocator = memory.allocator();
   out->status = mfsdp_context_init(&rank.context, &desc);
   if (out->status == MFSDP_OK) out->status = make_rank(options, &rank);
+  ready->arrive(number);
+  (void)ready->wait(options.join_timeout_us);
   if (out->status != MFSDP_OK) {
     out->set_up = mfsdp_context_error(&rank.context)->message;
   } else {
@@ -213,27 +243,6 @@ inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, i
   out->tear_down = unmake_rank(&rank, out->status);
 }
 
-/* Counts ranks that have returned. */
-struct Finish {
-  std::mutex mutex;
-  std::condition_variable all;
-  std::vector<bool> done;
-  std::size_t count = 0;
-
-  bool wait(int64_t timeout_us) {
-    std::unique_lock<std::mutex> lock(mutex);
-    return all.wait_for(lock, std::chrono::microseconds(timeout_us),
-                        [this] { return count == done.size(); });
-  }
-  std::string missing() {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::string out;
-    for (std::size_t r = 0; r < done.size(); ++r)
-      if (!done[r]) out += " " + std::to_string(r);
-    return out;
-  }
-};
-
 } // namespace detail
 
 inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &function) {
@@ -242,7 +251,6 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   mfsdp_context context;
   mfsdp_context_desc desc = mfsdp_context_desc_default();
   mfsdp_threads_world *shared = nullptr;
-  detail::Finish finish;
   std::vector<std::thread> threads;
   desc.allocator = memory.allocator();
   if (mfsdp_context_init(&context, &desc) != MFSDP_OK ||
@@ -251,14 +259,12 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
     return result;
   }
   result.ranks.resize(static_cast<std::size_t>(options.world.world));
-  finish.done.assign(result.ranks.size(), false);
+  detail::Gate ready(result.ranks.size()), finish(result.ranks.size());
   for (int32_t r = 0; r < options.world.world; ++r)
     threads.emplace_back([&, r] {
-      detail::run_rank(options, shared, r, function, &result.ranks[static_cast<std::size_t>(r)]);
-      std::lock_guard<std::mutex> lock(finish.mutex);
-      finish.done[static_cast<std::size_t>(r)] = true;
-      ++finish.count;
-      finish.all.notify_all();
+      detail::run_rank(options, shared, r, function, &ready,
+                       &result.ranks[static_cast<std::size_t>(r)]);
+      finish.arrive(r);
     });
   if (!finish.wait(options.join_timeout_us)) {
     mfsdp_error why = mfsdp_error_none();
