@@ -8,10 +8,10 @@
  * Progress and the audit of the plan go to standard error, one JSON line to standard output.
  */
 #include "gpt/curve.h"
+#include "gpt/loss_chart.h"
 #include "gpt/progress.h"
 #include "gpt/rank.h"
 #include "gpt/result.h"
-#include "gpt/svg.h"
 
 #if MFSDP_EXAMPLE_CBLAS
 #include "mfsdp/host/math_cblas.h"
@@ -42,6 +42,7 @@ typedef struct rank_thread {
   /* rank 0 only */
   gpt_progress progress;
   gpt_curve_writer curve;
+  gpt_curve_log log;
   double train_loss, val_loss;
   int64_t steps, skipped_steps;
   uint64_t params_hash;
@@ -94,6 +95,8 @@ static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double 
   gpt_progress_step(&self->progress, verdict->step, verdict->value_mean);
   gpt_curve_row(&self->curve, verdict->step + 1, verdict->value_mean,
                 gpt_progress_seconds(&self->progress), val_loss);
+  gpt_curve_log_add(&self->log, verdict->step + 1, verdict->value_mean,
+                    gpt_progress_seconds(&self->progress), val_loss);
   self->train_loss = verdict->value_mean;
 }
 
@@ -250,49 +253,39 @@ static int print_result(const rank_thread *ranks, int32_t count, gpt_error *erro
   return status;
 }
 
-/* Draws the curve that --loss-csv holds, or that a temporary file held. */
-static int draw_curve(const char *csv, const char *svg, gpt_error *error)
+static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error)
 {
-  gpt_svg_series series[2];
-  gpt_svg_chart chart;
-  gpt_curve curve;
-  int status = gpt_curve_read(csv, &curve, error);
-  if (status != GPT_OK) return status;
-  memset(series, 0, sizeof(series));
-  series[0].name = "training loss";
-  series[0].x = series[1].x = curve.step;
-  series[0].y = curve.loss;
-  series[0].count = series[1].count = curve.count;
-  series[0].smooth = 1;
-  series[1].name = "validation loss";
-  series[1].y = curve.val_loss;
-  series[1].points = 1;
-  chart.title = "train_gpt";
-  chart.x_label = "step";
-  chart.y_label = "loss (nats per byte)";
-  chart.series = series;
-  chart.series_count = 2;
-  status = gpt_svg_write(svg, &chart, error);
-  gpt_curve_destroy(&curve);
+  gpt_loss_run run;
+  gpt_curve_log_finish(log);
+  run.name = "train_gpt";
+  run.curve = &log->curve;
+  return gpt_loss_chart_write(svg, "train_gpt", &run, 1, error);
+}
+
+/* Trains, and prints the result of a run that went well. */
+static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
+{
+  const rank_thread *blamed = run_ranks(ranks, count);
+  int status;
+  if (blamed != NULL) {
+    (void)gpt_fail(error, "rank %d: %s: %s", (int)blamed->index, mfsdp_status_name(blamed->status),
+                   blamed->error.message);
+    return 1;
+  }
+  status = print_result(ranks, count, error);
+  if (status == GPT_OK && ranks[0].job->options.loss_svg != NULL)
+    status = draw_curve(&ranks[0].log, ranks[0].job->options.loss_svg, error);
   return status;
 }
 
-/* Trains and reports. Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
+/* Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
 static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
 {
   const int32_t count = (int32_t)job->options.ranks;
-  const char *csv = job->options.loss_csv;
-  const rank_thread *blamed;
-  rank_thread *ranks;
-  char scratch[4096];
+  rank_thread *ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
+  gpt_error ignored;
   int32_t r;
   int status;
-  if (csv == NULL && job->options.loss_svg != NULL) { /* the drawing needs the rows */
-    if ((size_t)snprintf(scratch, sizeof(scratch), "%s.csv", job->options.loss_svg) >= sizeof(scratch))
-      return gpt_fail(error, "--loss-svg: the path is too long");
-    csv = scratch;
-  }
-  ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
   if (ranks == NULL) return gpt_fail(error, "out of memory for %d ranks", (int)count);
   for (r = 0; r < count; ++r) {
     ranks[r].job = job;
@@ -300,22 +293,18 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
     ranks[r].train_loss = ranks[r].val_loss = (double)NAN;
     ranks[r].error = mfsdp_error_none();
   }
-  status = gpt_curve_open(csv, &ranks[0].curve, error);
+  status = gpt_curve_log_create(&ranks[0].log, error);
+  if (status != GPT_OK) {
+    free(ranks);
+    return status;
+  }
+  status = gpt_curve_open(job->options.loss_csv, &ranks[0].curve, error);
   if (status == GPT_OK && print_audit(context, job) != MFSDP_OK)
     status = gpt_fail(error, "%s", mfsdp_context_error(context)->message);
-  if (status == GPT_OK) {
-    blamed = run_ranks(ranks, count);
-    if (blamed != NULL) {
-      (void)gpt_fail(error, "rank %d: %s: %s", (int)blamed->index, mfsdp_status_name(blamed->status),
-                     blamed->error.message);
-      status = 1;
-    }
-    if (status == GPT_OK) status = print_result(ranks, count, error);
-    if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : NULL) != GPT_OK) status = 1;
-    if (status == GPT_OK && job->options.loss_svg != NULL)
-      status = draw_curve(csv, job->options.loss_svg, error);
-    if (csv == scratch) (void)remove(scratch);
-  }
+  if (status == GPT_OK) status = train_and_report(ranks, count, error);
+  if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK)
+    status = 1;
+  gpt_curve_log_destroy(&ranks[0].log);
   free(ranks);
   return status;
 }

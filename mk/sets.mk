@@ -2,6 +2,8 @@
 # The rules of one flag set (release, asan, tsan): everything it builds lies in build/<set>/.
 
 POSIX := -D_POSIX_C_SOURCE=200809L
+# Benchmarks include the examples' model and print how they were built.
+BENCH_DEFS = -Iexamples -Ibench -DMFSDP_BENCH_BUILD='"$(CC) -std=c11 $(release_FLAGS) $(CFLAGS)"'
 WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=posix_memalign
 
 # $(call run_tests,LOGS,PROGRAMS)
@@ -29,7 +31,7 @@ build/$1/flags.stamp: FORCE | build/$1/config.mk
 
 build/$1/%.o: %.c build/$1/flags.stamp
 	@mkdir -p $$(@D)
-	$$(call say,CC,$$@)$$($1_CC) -MMD -MP -c $$< -o $$@
+	$$(call say,CC,$$@)$$($1_CC) $$(if $$(filter bench/%,$$<),$$(BENCH_DEFS)) -MMD -MP -c $$< -o $$@
 
 build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)
