@@ -1,0 +1,116 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# train_gpt from the command line: one hash for every split of the samples, clear errors, a clean stop.
+# Prints one line per check: "ok NAME" or "not ok NAME".
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+program=build/examples/train_gpt
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+ok() { echo "ok train_gpt: $1"; }
+bad() { echo "not ok train_gpt: $1${2:+ ($2)}"; }
+check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
+field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
+
+# Bytes that can be learned: a fixed sentence, numbered.
+i=0
+while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 4"
+
+# ---- every split of eight sample blocks gives the same bits ----
+split_test() { # NAME OPTIONS...
+  name=$1
+  shift
+  first=
+  for split in '1 8' '2 4' '4 2' '8 1'; do
+    set -- "$@"
+    ranks=${split% *} micro=${split#* }
+    # shellcheck disable=SC2086
+    if ! $program $small --ranks "$ranks" --micro-batches "$micro" "$@" >"$work/out" 2>"$work/err"; then
+      bad "$name, ranks $ranks" "$(tail -n 1 "$work/err")"
+      continue
+    fi
+    hash=$(field "$work/out" params_hash) train=$(field "$work/out" train_loss) val=$(field "$work/out" val_loss)
+    [ -n "$first" ] || first="$hash $train $val"
+    check "$name, ranks $ranks: hash and losses" "$hash $train $val" "$first"
+    check "$name, ranks $ranks: optimizer bytes" "$(sed -n 's/.*"optimizer_matrix":\([0-9]*\).*/\1/p' "$work/out")" 0
+  done
+}
+split_test 'muon clipped' --optimizer muon --clip 0.5
+split_test 'muon tied, no clip' --optimizer muon --clip 0 --tied
+split_test 'adamw clipped' --optimizer adamw --clip 0.5
+split_test 'round robin' --planner round-robin --clip 0.5
+split_test 'role greedy' --planner role-greedy --clip 0.5
+
+# The planner moves owners, not results.
+for planner in round-robin role-greedy scope-greedy; do
+  # shellcheck disable=SC2086
+  $program $small --ranks 3 --planner $planner >"$work/out" 2>/dev/null
+  hash=$(field "$work/out" params_hash)
+  [ "$planner" = round-robin ] && first=$hash
+  check "planner $planner: same hash" "$hash" "$first"
+done
+# Newton-Schulz runs once per matrix and step: 2 layers x 6 matrices x 4 steps.
+# shellcheck disable=SC2086
+$program $small --ranks 4 --micro-batches 2 >"$work/out" 2>"$work/err"
+check 'ns_calls' "$(field "$work/out" ns_calls)" 48
+check 'audit names the optimizer of each tensor' "$(grep -c -e ' muon$' -e ' adamw$' "$work/err")" 29
+check 'one line on standard output' "$(wc -l <"$work/out" | tr -d ' ')" 1
+
+# ---- files ----
+# shellcheck disable=SC2086
+$program $small --ranks 2 --loss-csv "$work/loss.csv" --loss-svg "$work/loss.svg" >/dev/null 2>&1
+check 'loss csv: header and a row per step' "$(wc -l <"$work/loss.csv" | tr -d ' ')" 5
+check 'loss svg is drawn' "$(grep -c '<svg' "$work/loss.svg")" 1
+
+# ---- errors: exit status 2 and one line that says what to do ----
+refuse() { # NAME TEXT OPTIONS...
+  name=$1 text=$2
+  shift 2
+  $program "$@" >"$work/out" 2>"$work/err"
+  status=$?
+  lines=$(wc -l <"$work/err" | tr -d ' ')
+  if [ $status -eq 2 ] && [ "$lines" = 1 ] && grep -q -e "$text" "$work/err" && [ ! -s "$work/out" ]; then
+    ok "refuses $name"
+  else
+    bad "refuses $name" "status $status, $lines lines: $(head -n 1 "$work/err")"
+  fi
+}
+: >"$work/empty"
+echo short >"$work/short"
+refuse 'no data' '--data'
+refuse 'a missing file' 'missing' --data "$work/missing"
+refuse 'an empty file' 'empty' --data "$work/empty"
+refuse 'a short file' 'short' --data "$work/short"
+refuse 'an unknown option' 'bogus' --data "$work/text" --bogus
+refuse 'an unknown optimizer' 'sgd' --data "$work/text" --optimizer sgd
+refuse 'dim not divisible by heads' 'heads' --data "$work/text" --dim 33 --heads 2
+refuse 'no ranks' 'ranks' --data "$work/text" --ranks 0
+for name in collective transport device strategy preset coefficients dtype prefetch reshard-after-forward \
+            trace checkpoint save-every keep-last resume; do
+  refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
+done
+$program --help >"$work/out" 2>"$work/err"
+check '--help exits 0' "$?" 0
+check '--help lists --micro-batches' "$(grep -c -e '--micro-batches' "$work/out")" 1
+
+# ---- Ctrl-C: all ranks end after the same step, with a result ----
+# shellcheck disable=SC2086
+$program $small --ranks 4 --steps 1000000 >"$work/out" 2>"$work/err" &
+pid=$!
+tries=0
+while [ $tries -lt 300 ] && ! grep -q 'step' "$work/err"; do sleep 0.1; tries=$((tries + 1)); done
+sleep 1
+kill -INT $pid
+tries=0
+while [ $tries -lt 600 ] && kill -0 $pid 2>/dev/null; do sleep 0.1; tries=$((tries + 1)); done
+kill -KILL $pid 2>/dev/null && bad 'stops on a signal' 'had to be killed'
+wait $pid
+check 'stops on a signal with status 0' "$?" 0
+stopped=$(field "$work/out" steps)
+if [ "${stopped:-0}" -gt 0 ] && [ "$stopped" -lt 1000000 ]; then
+  ok 'a result after the signal'
+else
+  bad 'a result after the signal' "steps '$stopped'"
+fi
