@@ -265,7 +265,8 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz(mfsdp_context *context, const mfsdp_b
   normalize.batch_count = 1;
   normalize.dst_dtype = MFSDP_F32;
   normalize.rule = desc->norm_rule;
-  normalize.eps = desc->eps;
+  /* SCALE_SAFE does not read it, so whatever the caller left there must not be refused. */
+  normalize.eps = desc->norm_rule == MFSDP_NORM_SCALE_SAFE ? 0.0 : desc->eps;
   normalize.gain = 1.0;
   MFSDP_TRY(backend->ops->normalize(backend->self, queue, &normalize));
   for (step = 0; step < desc->step_count; ++step) {
