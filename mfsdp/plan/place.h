@@ -7,8 +7,10 @@
  * mfsdp_param_resident_nbytes counts them, padding included:
  *   1. T is the level that all tails together would fill the ranks to, over their matrices.
  *   2. The tails are taken by (larger bytes, then unit), so that small ones mend what is left.
- *   3. A tail of n elements goes to the k = min(world, ceil(n / 4096)) ranks furthest below T
- * (ties: lower rank), those at or above T left out unless none is below.
+ *   3. A tail of n elements goes to the ranks furthest below T (ties: lower rank): at most
+ *      min(world, ceil(n / 4096)) of them, and no more than it takes to hold it below T in at least
+ *      ceil(n / m) parts, m the largest matrix of the unit (without one: as many as possible).
+ * Ranks at or above T are left out unless none is below.
  *   4. The line is cut among them in rank order, in proportion to how far each is below T (where
  * that is less than the tail, the rest goes on top in equal parts), each cut moved to the nearest
  *      canonical block. So a rank has at most one run of a tensor, no rank ends more than about a
@@ -125,6 +127,21 @@ MFSDP_API void mfsdp__tail_size(const mfsdp_plan *plan, int32_t unit, int64_t *e
   }
 }
 
+/* Elements of the largest matrix of a unit; 0 if it has none. */
+MFSDP_API int64_t mfsdp__unit_largest(const mfsdp_plan *plan, int32_t unit) {
+  int64_t largest = 0;
+  int32_t j;
+  for (j = 0; j < plan->units[unit].param_count; ++j) {
+    const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
+    const mfsdp_param *param = &plan->params[i];
+    mfsdp__view_cursor cursor = mfsdp__view_begin();
+    if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
+    while (mfsdp__view_next(param, plan->infos[i].numel, &cursor))
+      if (cursor.rows * cursor.cols > largest) largest = cursor.rows * cursor.cols;
+  }
+  return largest;
+}
+
 /* How many ranks a tail of so many elements is spread over at most. */
 MFSDP_API int32_t mfsdp__tail_width(int64_t elements, int32_t world) {
   const int64_t blocks = elements / 4096 + (elements % 4096 != 0);
@@ -210,30 +227,53 @@ MFSDP_API void mfsdp__tail_cut(mfsdp__build *build, mfsdp__tail *tail, int32_t r
 }
 
 /*
- * The share of each picked rank into its key: the room below the level; where all their room is
- * less than nbytes, the rest in equal parts on top. Returns the sum of shares, halved together
- * until it fits 31 bits, so that products of it fit 63.
+ * Takes the ranks that a tail is spread over out of the heap: those with most room, at most as many
+ * as its width, and no more than needed to hold it in parts as large as the unit's largest matrix,
+ * since finer parts make more messages but no lower gamma. Their room becomes their key; *sum
+ * receives the sum. Returns how many, at least 1.
  */
-MFSDP_API int64_t mfsdp__tail_shares(mfsdp__build *build, int32_t picked, int64_t nbytes,
-                                     int64_t level) {
-  int64_t whole = 0, extra;
-  int32_t j;
+MFSDP_API int32_t mfsdp__tail_pick(mfsdp__build *build, int32_t unit, int64_t elements,
+                                   int64_t nbytes, int64_t level, int64_t *sum) {
+  const int32_t world = build->plan->world;
+  const int32_t width = mfsdp__tail_width(elements, world);
+  const int64_t largest = mfsdp__unit_largest(build->plan, unit);
+  const int64_t parts = largest > 4096 ? (elements + largest - 1) / largest : width;
+  int32_t picked = 0, j;
+  *sum = 0;
+  while (picked < width && (picked == 0 || build->heap[0].key < 0) &&
+         (picked < parts || *sum < nbytes)) {
+    const mfsdp__keyed top = mfsdp__heap_pop(build->heap, world - picked);
+    if (top.key < 0) *sum -= top.key;
+    build->picked[picked].key = 0;
+    build->picked[picked++].id = top.id;
+  }
+  mfsdp__keyed_sort(build->picked, picked); /* keys are 0: by rank */
   for (j = 0; j < picked; ++j) {
     const int64_t room = level - build->resident[build->picked[j].id];
     build->picked[j].key = room > 0 ? room : 0;
-    whole += build->picked[j].key;
   }
+  return picked;
+}
+
+/*
+ * From rooms, whose sum is `whole`, to shares: where all room is less than nbytes, the rest goes on
+ * top in equal parts. Returns the sum of shares, halved together until it fits 31 bits, so that
+ * products of it fit 63.
+ */
+MFSDP_API int64_t mfsdp__tail_shares(mfsdp__keyed *picked, int32_t count, int64_t nbytes,
+                                     int64_t whole) {
+  int32_t j;
   if (whole < nbytes) {
-    extra = (nbytes - whole + picked - 1) / picked;
-    for (j = 0; j < picked; ++j)
-      build->picked[j].key += extra;
-    whole += extra * picked;
+    const int64_t extra = (nbytes - whole + count - 1) / count;
+    for (j = 0; j < count; ++j)
+      picked[j].key += extra;
+    whole += extra * count;
   }
   while (whole > INT64_C(0x7fffffff)) {
     whole = 0;
-    for (j = 0; j < picked; ++j) {
-      build->picked[j].key /= 2;
-      whole += build->picked[j].key;
+    for (j = 0; j < count; ++j) {
+      picked[j].key /= 2;
+      whole += picked[j].key;
     }
   }
   return whole;
@@ -243,19 +283,14 @@ MFSDP_API int64_t mfsdp__tail_shares(mfsdp__build *build, int32_t picked, int64_
 MFSDP_API void mfsdp__place_tail(mfsdp__build *build, int32_t unit, int64_t elements,
                                  int64_t nbytes, int64_t level) {
   const int32_t world = build->plan->world;
-  const int32_t width = mfsdp__tail_width(elements, world);
   int64_t whole, part = 0;
-  int32_t picked = 0, j;
+  int32_t picked, j;
   mfsdp__tail tail;
   memset(&tail, 0, sizeof(tail));
   tail.unit = unit;
   mfsdp__tail_advance(build->plan, &tail);
-  while (picked < width && (picked == 0 || build->heap[0].key < 0)) {
-    build->picked[picked].id = mfsdp__heap_pop(build->heap, world - picked).id;
-    build->picked[picked++].key = 0;
-  }
-  mfsdp__keyed_sort(build->picked, picked); /* keys are 0: by rank */
-  whole = mfsdp__tail_shares(build, picked, nbytes, level);
+  picked = mfsdp__tail_pick(build, unit, elements, nbytes, level, &whole);
+  whole = mfsdp__tail_shares(build->picked, picked, nbytes, whole);
   for (j = 0; j < picked; ++j) {
     part += build->picked[j].key;
     mfsdp__tail_cut(build, &tail, build->picked[j].id,
