@@ -482,12 +482,29 @@ MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt)
   mfsdp_table_free(rt->context, rt->units, (size_t)rt->unit_count, sizeof(*rt->units));
 }
 
+/* Memory is given back only when no queue uses it. After a failure the transport is poisoned, so both
+ * queues run dry; what has not ended by the deadline is not waited for any longer. */
+MFSDP_API void mfsdp__teardown_drain(mfsdp_runtime *rt)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  void *self = rt->backend->self;
+  const int64_t deadline_us = rt->transport->deadline_us;
+  const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
+  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
+  if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
+  if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
+  rt->context->error = first;
+}
+
 MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   mfsdp_event *events[4];
   int32_t i;
+  mfsdp__teardown_drain(rt);
   events[0] = rt->step_done;
   events[1] = rt->verdict_ready;
   events[2] = rt->reduced;
@@ -552,7 +569,8 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
 
 /*
  * Waits until this rank's work is done and gives everything back. NULL is allowed. After a failure it
- * does not wait. Returns the status of that last wait; the runtime is gone in any case.
+ * waits for this rank's queues only, which the poisoned transport lets run dry, and returns MFSDP_OK;
+ * otherwise the status of the wait. The runtime is gone in any case.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt)
 {
@@ -567,6 +585,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt)
     if (status == MFSDP_OK)
       status = ops->event_wait(rt->backend->self, rt->context, rt->compute_done,
                                rt->transport->deadline_us);
+    if (status != MFSDP_OK) (void)mfsdp__runtime_failed(rt, status); /* peers must not wait for us */
   }
   mfsdp__teardown(rt);
   return status;

@@ -149,6 +149,7 @@ MFSDP_API int32_t mfsdp__unit_grads_needed(const mfsdp_runtime *rt, const mfsdp_
 
 MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
 {
+  int32_t i;
   if (!rt->in_step)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "gradients of unit %d: no step is open (mfsdp_step_begin)",
                       (int)index);
@@ -159,6 +160,12 @@ MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, co
                       "gradients of unit %d: all %d micro-batches announced in mfsdp_step_begin are "
                       "reduced",
                       (int)index, (int)rt->micro_batch_count);
+  for (i = 0; i < unit->owner_count; ++i) /* its buffer could never be reduced again */
+    if (rt->units[unit->owners[i]].reduces >= rt->micro_batch_count)
+      return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                        "gradients of unit %d: unit %d, which owns a tensor tied to it, is reduced "
+                        "already; owners are reduced last",
+                        (int)index, (int)unit->owners[i]);
   if (mfsdp__unit_grads_needed(rt, unit) > mfsdp__ring_free_count(&rt->grad_ring))
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                       "gradients of unit %d: need %d gradient slots, %d of %d are free; reduce a unit or "
@@ -172,7 +179,8 @@ MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, co
  * Opens a zeroed gradient buffer for the unit (mfsdp_unit_grad). Backward ADDS into it. Tensors tied to
  * another unit's accumulate in that unit's buffer, which stays open until its own reduce. COMPLETE
  * without a compute queue, otherwise ordered before later work on it.
- * E_STATE: outside a step, already open, more micro-batches than announced, or no slot is free.
+ * E_STATE: outside a step, already open, more micro-batches than announced, no slot is free, or the
+ * owner of a tied tensor has been reduced for the last time.
  */
 MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit)
 {
@@ -201,7 +209,8 @@ MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit)
 
 /*
  * Where backward adds a parameter's gradient: the full tensor, contiguous, row-major, gradient dtype,
- * DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown index.
+ * DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown index; may be
+ * NULL for a tensor without elements.
  */
 MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param)
 {
