@@ -90,7 +90,7 @@ typedef struct mfsdp_optimizer_tensor {
   const char *name;       /* for messages and state tables; must outlive the optimizer */
   mfsdp_role role;        /* MATRIX or ELEMENTWISE */
   int32_t hyper_group;
-  int32_t param;          /* index into `present`; several pieces may share it */
+  int32_t param;          /* index into `present`, 0 or more; several pieces may share it */
   int64_t rows, cols;     /* of a MATRIX; rows * cols == count */
   int64_t count;          /* elements; 0 is legal and gets no update */
   float *master;          /* updated */
@@ -214,6 +214,12 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   if (tensor->count > 0 && (tensor->master == NULL || tensor->grad == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL", tensor->name,
                       tensor->master == NULL ? "master" : "grad");
+  if (tensor->param < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param is %d, needs 0 or more", tensor->name,
+                      (int)tensor->param);
+  if (tensor->param_data != NULL && mfsdp_dtype_nbytes(tensor->param_dtype) == 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param_dtype is %d, which is none",
+                      tensor->name, (int)tensor->param_dtype);
   return MFSDP_OK;
 }
 
@@ -253,7 +259,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_size_muon(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* Bytes and counts that `create` will need for these tensors. Allocates nothing. */
+/* Bytes and counts that `create` will need for these tensors. Checks what create checks of them;
+ * allocates nothing. E_ARGUMENT, E_OVERFLOW. */
 MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
                                                const mfsdp_optimizer_desc *desc,
                                                const mfsdp_optimizer_tensor *tensors,
@@ -263,6 +270,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
   size_t scratch_nbytes = 0;
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc));
+  if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: %d tensors at NULL",
+                      (int)tensor_count);
   for (i = 0; i < tensor_count; ++i)
     MFSDP_TRY(mfsdp__optimizer_tensor_check(context, desc, &tensors[i]));
   for (g = 0; g < desc->group_count; ++g) {
@@ -457,9 +467,6 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
   void *memory;
   *out = NULL;
   MFSDP_TRY(mfsdp_backend_check(context, backend));
-  if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: %d tensors at NULL",
-                      (int)tensor_count);
   MFSDP_TRY(mfsdp_optimizer_measure(context, desc, tensors, tensor_count, &sizes));
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*optimizer), "optimizer", &memory));
   optimizer = (mfsdp_optimizer *)memory;
@@ -496,6 +503,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
   const mfsdp_fused_item *items = (const mfsdp_fused_item *)optimizer->items.data;
   float *direction = (float *)optimizer->workspace.data;
   int32_t j;
+  if (scalars == NULL && optimizer->job_count > 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: scalars is NULL, needs %d of them",
+                      (int)optimizer->group_count);
   for (j = 0; j < optimizer->job_count; ++j) {
     const mfsdp__optimizer_job *job = &optimizer->jobs[j];
     const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
