@@ -51,8 +51,12 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
   for (i = 0; i < count && status == MFSDP_OK; ++i)
     if (pieces[i].owner == rt->rank)
       status = mfsdp__init_piece(rt, &pieces[i], fill, user, (float *)staging.data);
+  if (status != MFSDP_OK) {
+    (void)mfsdp__runtime_failed(rt, status);
+    mfsdp__runtime_drain(rt);
+  }
   mfsdp_buffer_free(rt->context, rt->backend, &staging);
-  if (status != MFSDP_OK) return mfsdp__runtime_failed(rt, status);
+  if (status != MFSDP_OK) return status;
   MFSDP__RUNTIME_TRY(rt, rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done));
   return MFSDP_OK;
 }
@@ -145,7 +149,10 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
                       (int)rt->param_ring.count);
   status = mfsdp__export(rt, param, root, &rt->param_ring.slots[slot], dst);
   rt->param_ring.slots[slot].unit = -1;
-  return status == MFSDP_OK ? MFSDP_OK : mfsdp__runtime_failed(rt, status);
+  if (status == MFSDP_OK) return MFSDP_OK;
+  (void)mfsdp__runtime_failed(rt, status);
+  mfsdp__runtime_drain(rt); /* dst is the caller's */
+  return status;
 }
 
 /* The optimizer and its state table, for checkpoints and tests; lives as long as the runtime. */

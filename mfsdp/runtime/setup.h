@@ -230,15 +230,19 @@ MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt)
 MFSDP_API mfsdp_status mfsdp__setup_device_table(mfsdp_runtime *rt, const void *host, size_t nbytes,
                                                  mfsdp_buffer *out)
 {
+  mfsdp_status status;
   MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_DEVICE,
                                MFSDP_MEMORY_TABLE, out));
   if (host == NULL) return rt->backend->ops->fill_bytes(rt->backend->self, rt->compute, out->data, 0, nbytes);
   MFSDP_TRY(rt->backend->ops->copy(rt->backend->self, rt->compute, out->data, MFSDP_SPACE_DEVICE, host,
                                    MFSDP_SPACE_HOST, nbytes));
   /* The host table is freed by the caller next. */
-  MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
-  return rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->compute_done,
-                                      rt->transport->deadline_us);
+  status = rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done);
+  if (status == MFSDP_OK)
+    status = rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->compute_done,
+                                          rt->transport->deadline_us);
+  if (status != MFSDP_OK) mfsdp__runtime_drain(rt);
+  return status;
 }
 
 /* Host copies of the verdict's tables while they are built. */
@@ -482,29 +486,13 @@ MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt)
   mfsdp_table_free(rt->context, rt->units, (size_t)rt->unit_count, sizeof(*rt->units));
 }
 
-/* Memory is given back only when no queue uses it. After a failure the transport is poisoned, so both
- * queues run dry; what has not ended by the deadline is not waited for any longer. */
-MFSDP_API void mfsdp__teardown_drain(mfsdp_runtime *rt)
-{
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  void *self = rt->backend->self;
-  const int64_t deadline_us = rt->transport->deadline_us;
-  const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
-  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
-  if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
-    (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
-  if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
-    (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
-  rt->context->error = first;
-}
-
 MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   mfsdp_event *events[4];
   int32_t i;
-  mfsdp__teardown_drain(rt);
+  mfsdp__runtime_drain(rt);
   events[0] = rt->step_done;
   events[1] = rt->verdict_ready;
   events[2] = rt->reduced;

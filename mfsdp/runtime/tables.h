@@ -159,6 +159,23 @@ MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *eve
   return ops->queue_wait(rt->backend->self, rt->compute, event);
 }
 
+/* Memory that queues use is given back only when they are done with it: this waits until both have run
+ * dry. After a failure the transport is poisoned, so they do; what has not ended by the deadline is not
+ * waited for any longer. Keeps the context's error. */
+MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  void *self = rt->backend->self;
+  const int64_t deadline_us = rt->transport->deadline_us;
+  const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
+  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
+  if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
+  if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
+  rt->context->error = first;
+}
+
 /* ---- rings ---- */
 
 MFSDP_API int32_t mfsdp__ring_free_count(const mfsdp__ring *ring)
