@@ -45,7 +45,8 @@ if [ "${1-}" = --one ]; then
     END {
       done = passed + failed + skipped
       before = failed + 0
-      if (status == 124 || status == 137) fail("timed out after " seconds " s")
+      if (status == 124) fail("timed out after " seconds " s")
+      else if (status == 137) fail("was killed: out of memory, or deaf to the time-out of " seconds " s")
       else if (status > 128) fail("ended by signal " status - 128)
       else if (status != 0 && !before) fail("ended with status " status)
       else if (style == "gtest" && !announced) fail("printed no test results")
