@@ -702,7 +702,7 @@ TEST_F(Schedule, CompletesWithoutAnyBuffering) {
 }
 
 TEST_F(Schedule, RandomPlansComplete) {
-  for (uint64_t seed = 1; seed <= 12; ++seed)
+  for (uint64_t seed = 1; seed <= (MFSDP_TEST_SANITIZER ? 3u : 12u); ++seed)
     for (int32_t world : {2, 5, 8}) {
       test::Params list;
       test::fill_random(&list, seed);

@@ -526,6 +526,8 @@ TEST_F(MuonRules, WorkspaceTooSmallDoesNothing) {
       mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_.newton_schulz, 4, 4, &nbytes),
       MFSDP_OK);
   std::vector<float> data(64, 1.0f);
+  std::fill(data.begin() + 48, data.end(), 7.0f); /* the direction */
+  const std::vector<float> before = data;
   Buffer<unsigned char> workspace(&rig_, nbytes);
   const mfsdp_fused_item item = mfsdp_muon_item(&desc_, 4, 4, data.data(), data.data() + 16,
                                                 data.data() + 32, data.data() + 48);
@@ -535,7 +537,7 @@ TEST_F(MuonRules, WorkspaceTooSmallDoesNothing) {
             MFSDP_E_ARGUMENT);
   expect_message("needs " + std::to_string(nbytes));
   EXPECT_EQ(rig_.sync(), MFSDP_OK);
-  EXPECT_EQ(data, std::vector<float>(64, 1.0f));
+  EXPECT_EQ(data, before);
 }
 
 TEST_F(MuonRules, ShapesThatMakeNoSense) {

@@ -77,8 +77,8 @@ struct Shape {
   int64_t rows, cols;
 };
 
-const Shape kShapes[] = {{1, 1},   {1, 37},  {37, 1},  {4, 33},   {33, 4},   {16, 16},
-                         {63, 80}, {64, 64}, {96, 96}, {65, 130}, {130, 65}, {24, 160}};
+const Shape kShapes[] = {{1, 1},   {1, 37},  {37, 1},  {4, 33},  {33, 4},  {16, 16},
+                         {63, 80}, {64, 64}, {72, 72}, {65, 90}, {90, 65}, {24, 160}};
 
 const mfsdp_newton_schulz_form kForms[] = {MFSDP_NS_PLAIN, MFSDP_NS_SYMMETRIC, MFSDP_NS_AUTO};
 
@@ -150,7 +150,7 @@ TEST_P(NewtonSchulz, ZeroGivesExactlyZero) {
 /* Every singular value of the output is the polynomial of one of the input's, and all lie in the
  * published range for normalized inputs in [.01, 1] (three digits, hence 5e-4). */
 TEST_P(NewtonSchulz, SingularValuesAreThePolynomials) {
-  for (const Shape &shape : {Shape{48, 48}, Shape{70, 100}, Shape{100, 70}}) {
+  for (const Shape &shape : {Shape{48, 48}, Shape{66, 80}, Shape{80, 66}}) {
     const std::vector<float> x =
         matrix(shape, ref::spectrum_log_uniform(short_side(shape), 0.05), 4);
     std::vector<double> sigma = ref::singular_values(ref::widen(x), shape.rows, shape.cols);
@@ -163,8 +163,8 @@ TEST_P(NewtonSchulz, SingularValuesAreThePolynomials) {
     const std::vector<double> got = ref::singular_values(
         ref::widen(run(mfsdp_newton_schulz_desc_default(), shape.rows, shape.cols, x)), shape.rows,
         shape.cols);
-    /* Singular values move by at most the error's norm: kWell times |Y|_F <= 1.134 sqrt(70). */
-    EXPECT_LE(ref::max_difference(got, sigma), kWell * 9.5);
+    /* Singular values move by at most the error's norm: kWell times |Y|_F <= 1.134 sqrt(66). */
+    EXPECT_LE(ref::max_difference(got, sigma), kWell * 9.3);
     EXPECT_LE(got.front(), 1.134 + 5e-4);
     EXPECT_GE(got.back(), 0.682 - 5e-4);
   }
@@ -217,15 +217,16 @@ TEST_P(NewtonSchulz, PowersOfTwoChangeNoBit) {
 TEST_P(NewtonSchulz, ScaleInvariance) {
   for (const Shape &shape : {Shape{32, 40}, Shape{70, 64}}) {
     const std::vector<float> x = well_conditioned(shape, 6);
-    for (mfsdp_newton_schulz_form form : kForms) {
-      const std::vector<float> want = run(desc_of(form), shape.rows, shape.cols, x);
-      for (double c : {1e-12, 1e-6, 1e-3, 3.0, 1e3, 1e6, 1e12}) {
-        std::vector<float> scaled = x;
-        for (float &value : scaled)
-          value = static_cast<float>(c * static_cast<double>(value));
+    for (double c : {1e-12, 1e-6, 1e-3, 3.0, 1e3, 1e6, 1e12}) {
+      std::vector<float> scaled = x;
+      for (float &value : scaled)
+        value = static_cast<float>(c * static_cast<double>(value));
+      const std::vector<double> exact = reference(scaled, shape);
+      for (mfsdp_newton_schulz_form form : kForms) {
+        const std::vector<float> want = run(desc_of(form), shape.rows, shape.cols, x);
         const std::vector<float> got = run(desc_of(form), shape.rows, shape.cols, scaled);
         EXPECT_LE(ref::relative_error(got, ref::widen(want)), 8e-6 + 2 * kWell) << c;
-        EXPECT_LE(ref::relative_error(got, reference(scaled, shape)), kWell) << c;
+        EXPECT_LE(ref::relative_error(got, exact), kWell) << c;
       }
     }
   }
@@ -331,7 +332,7 @@ TEST_P(NewtonSchulz, InPlaceEqualsOutOfPlace) {
 
 /* Both are within kWell of the same exact matrix. */
 TEST_P(NewtonSchulz, TallIsTheTransposeOfWide) {
-  for (const Shape &shape : {Shape{80, 30}, Shape{130, 70}, Shape{37, 1}}) {
+  for (const Shape &shape : {Shape{80, 30}, Shape{90, 70}, Shape{37, 1}}) {
     const std::vector<float> tall = well_conditioned(shape, 12);
     const std::vector<float> wide =
         ref::narrow(ref::transpose(ref::widen(tall), shape.rows, shape.cols));
@@ -469,7 +470,10 @@ TEST_F(NewtonSchulzRules, FormBelow) {
   desc_.form = static_cast<mfsdp_newton_schulz_form>(0);
   refused(&desc_, "unknown form 0");
 }
+/* These two enums use all numbers of their bits but one, so a number above them exists for C
+ * callers only; in C++ already reading it is undefined, as the sanitizer says. */
 TEST_F(NewtonSchulzRules, FormAbove) {
+  if (MFSDP_TEST_SANITIZER) GTEST_SKIP() << "no such value in C++";
   put(&desc_.form, 4);
   refused(&desc_, "unknown form 4");
 }
@@ -478,6 +482,7 @@ TEST_F(NewtonSchulzRules, RuleBelow) {
   refused(&desc_, "unknown norm_rule 0");
 }
 TEST_F(NewtonSchulzRules, RuleAbove) {
+  if (MFSDP_TEST_SANITIZER) GTEST_SKIP() << "no such value in C++";
   put(&desc_.norm_rule, 4);
   refused(&desc_, "unknown norm_rule 4");
 }
