@@ -144,7 +144,8 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
 /*
  * Writes the orthogonalized direction of one rows x cols matrix; `item` (DEVICE, one entry) names its
  * arrays and `direction` repeats item->direction, which the host cannot read on a device. State and
- * parameter are only read. ENQUEUED. E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz.
+ * parameter are only read. ENQUEUED. E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz, before
+ * anything is enqueued. A matrix without elements is legal and does nothing.
  */
 MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_backend *backend,
                                           mfsdp_queue *queue, const mfsdp_muon_desc *desc,
@@ -154,8 +155,14 @@ MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_ba
                                           const uint32_t *present, void *workspace,
                                           size_t workspace_nbytes)
 {
+  mfsdp__ns_layout layout;
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
+  /* Newton-Schulz would check the same, but only after the first pass has been enqueued. */
+  MFSDP_TRY(mfsdp__ns_layout_of(context, rows, cols, &layout));
+  if (rows == 0 || cols == 0) return MFSDP_OK;
+  MFSDP_TRY(mfsdp__ns_arguments(context, rows * cols, direction, direction, workspace,
+                                workspace_nbytes, layout.nbytes));
   args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, item, rows * cols, clipped, scalars, present);
   MFSDP_TRY(backend->ops->fused(backend->self, queue, &args));
   return mfsdp_newton_schulz(context, backend, queue, &desc->newton_schulz, rows, cols, direction,
@@ -170,8 +177,11 @@ MFSDP_API mfsdp_status mfsdp_muon_commit(mfsdp_context *context, const mfsdp_bac
                                          int32_t clipped, const mfsdp_step_scalars *scalars,
                                          const uint32_t *present)
 {
+  mfsdp__ns_layout layout;
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
+  MFSDP_TRY(mfsdp__ns_layout_of(context, rows, cols, &layout)); /* a shape that makes sense */
+  if (rows == 0 || cols == 0) return MFSDP_OK;
   args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_COMMIT, item, rows * cols, clipped, scalars, present);
   return backend->ops->fused(backend->self, queue, &args);
 }

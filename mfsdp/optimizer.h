@@ -93,7 +93,7 @@ typedef struct mfsdp_optimizer_tensor {
   const char *name;       /* for messages and state tables; must outlive the optimizer */
   mfsdp_role role;        /* MATRIX or ELEMENTWISE */
   int32_t hyper_group;
-  int32_t param;          /* index into `present`; several pieces may share it */
+  int32_t param;          /* index into `present`, 0 or more; several pieces may share it */
   int64_t rows, cols;     /* of a MATRIX; rows * cols == count */
   int64_t count;          /* elements; 0 is legal and gets no update */
   float *master;          /* in the description's state_space; updated */
@@ -226,6 +226,12 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   if (tensor->count > 0 && tensor->param_data == NULL && desc->state_space != MFSDP_SPACE_DEVICE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: its master is not on the device, so it needs param_data", tensor->name);
+  if (tensor->param < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param is %d, needs 0 or more", tensor->name,
+                      (int)tensor->param);
+  if (tensor->param_data != NULL && mfsdp_dtype_nbytes(tensor->param_dtype) == 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param_dtype is %d, which is none",
+                      tensor->name, (int)tensor->param_dtype);
   return MFSDP_OK;
 }
 
@@ -245,6 +251,7 @@ MFSDP_API const char *mfsdp__optimizer_state_name(mfsdp_algorithm_kind kind, int
 typedef struct mfsdp_optimizer_sizes {
   size_t state_nbytes, staging_nbytes;
   size_t direction_nbytes, scratch_nbytes; /* the workspace is both, one after the other */
+  size_t workspace_nbytes;                 /* set by mfsdp_optimizer_measure */
   int32_t item_count, job_count, state_count;
 } mfsdp_optimizer_sizes;
 
@@ -290,16 +297,19 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* Bytes and counts that `create` will need for these tensors. Allocates nothing. */
+/* Bytes and counts that `create` will need for these tensors. Checks what create checks of them;
+ * allocates nothing. E_ARGUMENT, E_OVERFLOW. */
 MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
                                                const mfsdp_optimizer_desc *desc,
                                                const mfsdp_optimizer_tensor *tensors,
                                                int32_t tensor_count, mfsdp_optimizer_sizes *out)
 {
   int32_t g, i;
-  size_t workspace_nbytes;
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc));
+  if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: %d tensors at NULL",
+                      (int)tensor_count);
   for (i = 0; i < tensor_count; ++i)
     MFSDP_TRY(mfsdp__optimizer_tensor_check(context, desc, &tensors[i]));
   for (g = 0; g < desc->group_count; ++g) {
@@ -311,7 +321,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
         MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, desc, &tensors[i], out));
     out->job_count += one_each ? out->item_count - before : out->item_count > before;
   }
-  if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &workspace_nbytes))
+  if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &out->workspace_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the workspace overflows size_t");
   return MFSDP_OK;
 }
@@ -509,9 +519,6 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
   void *memory;
   *out = NULL;
   MFSDP_TRY(mfsdp_backend_check(context, backend));
-  if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: %d tensors at NULL",
-                      (int)tensor_count);
   MFSDP_TRY(mfsdp_optimizer_measure(context, desc, tensors, tensor_count, &sizes));
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*optimizer), "optimizer", &memory));
   optimizer = (mfsdp_optimizer *)memory;
@@ -585,6 +592,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
                                             const uint32_t *present)
 {
   int32_t j;
+  if (scalars == NULL && optimizer->job_count > 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: scalars is NULL, needs %d of them",
+                      (int)optimizer->group_count);
   for (j = 0; j < optimizer->job_count; ++j) {
     const mfsdp__optimizer_job *job = &optimizer->jobs[j];
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 0));

@@ -19,9 +19,11 @@ find_nvcc() {
   if ! have "$nvcc" && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
 }
 
-# Sets where the vendors' headers are, as far as they are installed.
+# Sets where the vendors' headers are, as far as they are installed. MFSDP_CHECK_CONFIG: a file that
+# an earlier probe wrote.
 find_vendors() {
-  scripts/probe.sh config release "$tmp/config.mk" || return 1
+  if [ -n "${MFSDP_CHECK_CONFIG-}" ]; then cp "$MFSDP_CHECK_CONFIG" "$tmp/config.mk" || return 1
+  else scripts/probe.sh config release "$tmp/config.mk" || return 1; fi
   CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
   CBLAS_LD=$(sed -n 's/^release_CBLAS_LIBS := //p' "$tmp/config.mk")
   MPI_INC='' CUDA_INC=''
@@ -35,27 +37,37 @@ find_vendors() {
   fi
 }
 
-# shellcheck disable=SC2013 # names in includes have no spaces
+# For awk programs: the path, from the root, that `#include "NAME"` in FILE means.
+AWK_RESOLVE='
+  function resolve(file, name, parts, n, i, m, out) {
+    if (name ~ /^mfsdp\//) file = ""   # written from the root
+    sub(/[^\/]*$/, "", file)
+    n = split(file name, parts, "/")
+    m = 0
+    for (i = 1; i <= n; i++) {
+      if (parts[i] == "." || parts[i] == "") continue
+      if (parts[i] == "..") { if (m > 0) m--; continue }
+      out[++m] = parts[i]
+    }
+    name = out[1]
+    for (i = 2; i <= m; i++) name = name "/" out[i]
+    return name
+  }'
+
 # Headers that a header includes, itself among them, one path a line.
 closure() {
-  printf '%s\n' "$1" >"$tmp/seen"
-  todo=$1
-  while [ -n "$todo" ]; do
-    next=''
-    for file in $todo; do
-      for name in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*"\([^"]*\)".*/\1/p' "$file"); do
-        path=$(dirname "$file")/$name
-        [ -f "$path" ] || path=$name
-        [ -f "$path" ] || continue
-        path=$(realpath --relative-to=. "$path")
-        grep -qxF "$path" "$tmp/seen" && continue
-        echo "$path" >>"$tmp/seen"
-        next="$next $path"
-      done
-    done
-    todo=$next
-  done
-  cat "$tmp/seen"
+  awk -v start="$1" "$AWK_RESOLVE"'
+    function visit(file, line, list, n, i, status) {
+      if (file in seen) return
+      seen[file] = 1
+      n = 0
+      while ((status = getline line <file) > 0)
+        if (line ~ /^[ \t]*#[ \t]*include[ \t]*"/) { split(line, part, "\""); list[++n] = resolve(file, part[2]) }
+      close(file)
+      if (status == 0) print file   # -1: there is no such file
+      for (i = 1; i <= n; i++) visit(list[i])
+    }
+    BEGIN { visit(start) }'
 }
 
 # include_flags HEADER: sets flags and absent, the first vendor header that is not to be found.

@@ -784,6 +784,9 @@ TEST(PlanHash, UnusedFieldsDoNotCount) {
   p.list[0].part_count = 9;
   ASSERT_EQ(rig.create(p.desc(2)), MFSDP_OK);
   EXPECT_EQ(mfsdp_plan_hash(rig.plan), hash);
+  EXPECT_EQ(mfsdp_plan_param(rig.plan, 0)->shape[2], 0);
+  EXPECT_EQ(mfsdp_plan_param(rig.plan, 0)->head_count, 0);
+  EXPECT_EQ(mfsdp_plan_param(rig.plan, 0)->part_count, 0);
 }
 
 /* The format, byte by byte where it starts, and one known hash: it must not change by accident. */
@@ -803,6 +806,10 @@ TEST(PlanHash, FormatIsLittleEndianAndFixed) {
   /* header 32, name 6, alias 4, ndim unit group 12, shape 8, 10 fields, 2 counts, piece 72, hash 8
    */
   EXPECT_EQ(bytes.size(), 32u + 6 + 4 + 12 + 8 + 40 + 8 + 72 + 8);
+  Params q; /* one dimension, two parts and one piece more */
+  q.add_rows("ab", 0, {2, 1}, 4);
+  ASSERT_EQ(rig.create(q.desc(1)), MFSDP_OK);
+  EXPECT_EQ(rig.bytes().size(), bytes.size() + 8 + 2 * 8 + 72);
 }
 
 TEST(PlanHash, SerializeRefusesTooLittleRoom) {
@@ -932,16 +939,22 @@ TEST(PlanReport, TheBoundHoldsForEveryAssignment) {
 }
 
 TEST(PlanReport, WhichArgumentBinds) {
-  const auto bound_of = [](const std::vector<int64_t> &costs, int32_t world) {
+  const auto bound_of = [](const std::vector<int64_t> &costs, int32_t world, int64_t load = 0) {
+    const std::vector<int64_t> base(static_cast<std::size_t>(world), load);
     Params p;
     for (std::size_t k = 0; k < costs.size(); ++k)
       p.add("m" + std::to_string(k), MFSDP_ROLE_MATRIX, 0, {1, costs[k]});
     PlanRig rig;
     mfsdp_plan_summary s = mfsdp_plan_summary_default();
-    EXPECT_EQ(rig.create(p.desc(world)), MFSDP_OK);
+    mfsdp_plan_desc desc = p.desc(world);
+    desc.base_load = base.data();
+    EXPECT_EQ(rig.create(desc), MFSDP_OK);
     EXPECT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_OK);
     return std::make_pair(s.bound, s.cost_bound);
   };
+  EXPECT_EQ(bound_of({4, 2, 2, 1}, 2), std::make_pair(MFSDP_BOUND_VOLUME, int64_t{5}));
+  EXPECT_EQ(bound_of({9}, 2, 5), std::make_pair(MFSDP_BOUND_LARGEST, int64_t{14}));
+  EXPECT_EQ(bound_of({3, 3, 2}, 2, 7), std::make_pair(MFSDP_BOUND_PIGEONHOLE, int64_t{12}));
   EXPECT_EQ(bound_of({3, 3, 2}, 2), std::make_pair(MFSDP_BOUND_PIGEONHOLE, int64_t{5}));
   EXPECT_EQ(bound_of({9, 1, 1}, 2), std::make_pair(MFSDP_BOUND_LARGEST, int64_t{9}));
   EXPECT_EQ(bound_of({2, 2, 2, 2}, 2), std::make_pair(MFSDP_BOUND_VOLUME, int64_t{4}));
@@ -1011,6 +1024,21 @@ TEST(PlanTails, FillsTheRanksWithoutMatrices) {
   mfsdp_plan_summary s = mfsdp_plan_summary_default();
   ASSERT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_OK);
   EXPECT_EQ(s.gamma_max, 1.0);
+}
+
+/* 4 blocks on 3 equal ranks: cuts at 1.33 and 2.67 go to the nearest block. */
+TEST(PlanTails, CutsGoToTheNearestBlock) {
+  Params p;
+  p.add("e", MFSDP_ROLE_ELEMENTWISE, 0, {4 * 4096});
+  PlanRig rig;
+  ASSERT_EQ(rig.create(p.desc(3)), MFSDP_OK);
+  const std::vector<mfsdp_piece> pieces = rig.pieces();
+  ASSERT_EQ(pieces.size(), 3u);
+  const int64_t blocks[3] = {1, 2, 1};
+  for (std::size_t k = 0; k < 3; ++k) {
+    EXPECT_EQ(pieces[k].owner, static_cast<int32_t>(k));
+    EXPECT_EQ(pieces[k].count, blocks[k] * 4096);
+  }
 }
 
 /* A rank with much room takes a small tail whole; it is not scattered in 4096s. */

@@ -71,10 +71,10 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_open(mfsdp__threads_batch *batch, mf
   mfsdp__threads_transport *t = batch->transport;
   mfsdp__threads_slot *slot = t->slot;
   int32_t i, busy, send_count = 0;
-  t->sender_count = 0;
   mfsdp_mutex_lock(&slot->mutex);
   busy = slot->in_batch;
   slot->in_batch = 1;
+  if (!busy) t->sender_count = 0;
   for (i = 0; i < batch->xfer_count && !busy; ++i) {
     mfsdp__threads_xfer *xfer = &batch->xfers[i];
     const int32_t peer = xfer->x.peer;
@@ -423,11 +423,17 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_acquire(mfsdp__threads_transport *t,
 MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
                                              const mfsdp_batch *batch) {
   mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
-  const char *label = batch->label != NULL ? batch->label : "batch";
+  const char *label;
   mfsdp__threads_batch *record = NULL;
   mfsdp_error why;
   mfsdp_status status;
   int32_t i;
+  if (batch->struct_nbytes != sizeof(*batch))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "threads transport: batch.struct_nbytes is %zu, needs %zu (use "
+                      "mfsdp_batch_default)",
+                      batch->struct_nbytes, sizeof(*batch));
+  label = batch->label != NULL ? batch->label : "batch";
   if (batch->xfer_count < 0 || batch->xfer_count > t->xfer_capacity)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: the batch has %d transfers, needs 0 to %d (see reserve)", label,

@@ -173,10 +173,16 @@ TEST_P(HostMath, LeadingDimensionsBeyondIntWork) {
   const int64_t huge = static_cast<int64_t>(INT_MAX) + 10;
   const std::vector<float> a = {1, 2, 3}, b = {1, 0, 2, 1, 3, 1};
   std::vector<float> c(2, NAN);
-  math->sgemm(0, 0, 1, 2, 3, 1.0f, a.data(), huge, b.data(), 2, 0.0f, c.data(), huge);
+  math->sgemm(0, 0, 1, 2, 3, 1.0f, a.data(), huge, b.data(), 2, 0.0f, c.data(), 2);
   EXPECT_EQ(c, (std::vector<float>{14, 5}));
-  math->ssyrk(0, 0, 1, 3, 1.0f, a.data(), huge, 0.0f, c.data(), huge);
+  math->sgemm(0, 0, 1, 2, 3, 1.0f, a.data(), 3, b.data(), 2, 1.0f, c.data(), huge);
+  EXPECT_EQ(c, (std::vector<float>{28, 10}));
+  math->sgemm(0, 0, 1, 2, 1, 2.0f, a.data(), 1, b.data(), huge, 0.0f, c.data(), 2);
+  EXPECT_EQ(c, (std::vector<float>{2, 0}));
+  math->ssyrk(0, 0, 1, 3, 1.0f, a.data(), huge, 0.0f, c.data(), 1);
   EXPECT_EQ(c[0], 14.0f);
+  math->ssyrk(0, 0, 1, 3, 2.0f, a.data(), 3, 0.0f, c.data(), huge);
+  EXPECT_EQ(c[0], 28.0f);
 }
 
 /* What host_math.h promises of the loops only: an element depends on its row and column alone. */

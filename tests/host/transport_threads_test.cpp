@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -27,21 +28,28 @@ const std::size_t kSizes[] = {0, 1, 999, std::size_t(1) << 20};
 
 using Bytes = std::vector<unsigned char>;
 
-/* What rank `from` sends to rank `to` in round `round`: every byte tells where it came from. */
+/* What rank `from` sends to rank `to` in round `round`: the first kPeriod bytes tell where they
+ * come from, and the rest repeats them, so that sanitizers spend their time in memcpy and memcmp.
+ */
+const std::size_t kPeriod = 251;
+
 unsigned char pattern(int32_t from, int32_t to, int round, std::size_t i) {
   const auto place = static_cast<uint32_t>(from * 131 + to * 31 + round * 7);
-  return static_cast<unsigned char>((place + static_cast<uint32_t>(i % 251)) & 0xffu);
+  return static_cast<unsigned char>((place + static_cast<uint32_t>(i)) & 0xffu);
 }
 
 void fill(Bytes *bytes, int32_t from, int32_t to, int round) {
-  for (std::size_t i = 0; i < bytes->size(); ++i)
+  const std::size_t nbytes = bytes->size();
+  for (std::size_t i = 0; i < nbytes && i < kPeriod; ++i)
     (*bytes)[i] = pattern(from, to, round, i);
+  for (std::size_t done = kPeriod; done < nbytes; done *= 2)
+    std::memcpy(bytes->data() + done, bytes->data(), std::min(done, nbytes - done));
 }
 
 bool holds(const unsigned char *bytes, std::size_t nbytes, int32_t from, int32_t to, int round) {
-  for (std::size_t i = 0; i < nbytes; ++i)
+  for (std::size_t i = 0; i < nbytes && i < kPeriod; ++i)
     if (bytes[i] != pattern(from, to, round, i)) return false;
-  return true;
+  return nbytes <= kPeriod || std::memcmp(bytes, bytes + kPeriod, nbytes - kPeriod) == 0;
 }
 
 /* Deadlines of tests that wait for one; slack covers a loaded machine and sanitizers. */
@@ -386,6 +394,14 @@ TEST(TransportThreadsTest, SubmitAndReserveReject) {
     EXPECT_EQ(rank.submit(std::vector<mfsdp_xfer>(65, send_to(1 - rank.rank, nullptr, 0)), "long"),
               MFSDP_E_ARGUMENT);
     expect_part(rank.context.error.message, "long: the batch has 65 transfers, needs 0 to 64");
+    mfsdp_batch bad = mfsdp_batch_default();
+    bad.xfer_count = -1;
+    EXPECT_EQ(mfsdp_transport_submit(&rank.context, t, rank.queue, &bad), MFSDP_E_ARGUMENT);
+    expect_part(rank.context.error.message, "the batch has -1 transfers");
+    bad = mfsdp_batch_default();
+    bad.struct_nbytes = 1;
+    EXPECT_EQ(mfsdp_transport_submit(&rank.context, t, rank.queue, &bad), MFSDP_E_ARGUMENT);
+    expect_part(rank.context.error.message, "batch.struct_nbytes is 1");
     EXPECT_EQ(t->ops->reserve(t->self, &rank.context, -1), MFSDP_E_ARGUMENT);
     expect_part(rank.context.error.message, "reserve of -1");
     MFSDP_TRY(t->ops->reserve(t->self, &rank.context, 10)); /* less than it has: kept */

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: MIT */
+/* The rules of a runtime's description, one test each, and the agreement of all ranks. */
+#include "runtime_rig.h"
+
+namespace {
+
+using test::Job;
+using test::must_fail;
+using test::Rank;
+using test::require;
+using test::Trainer;
+
+/* Everything a description shows, so that one thing in it can be spoiled. */
+struct Parts {
+  mfsdp_runtime_desc *desc;
+  mfsdp_group *group;
+  mfsdp_optimizer_desc *optimizer;
+  mfsdp_hyper_group *hyper;
+  mfsdp_backend backend;
+  mfsdp_backend_ops backend_ops;
+  mfsdp_transport transport, other;
+  mfsdp_transport_ops transport_ops;
+  mfsdp_control control;
+  mfsdp_control_ops control_ops;
+  mfsdp_plan *plan;
+};
+
+struct Rule {
+  const char *name;
+  mfsdp_status status;
+  std::string text;
+  std::function<void(Parts *)> spoil;
+};
+
+const double kNan = std::nan("");
+
+std::vector<Rule> option_rules() {
+  std::vector<Rule> rules = {
+      {"desc_size", MFSDP_E_ARGUMENT, "runtime: desc is NULL or its struct_nbytes is not",
+       [](Parts *p) { p->desc->struct_nbytes += 8; }},
+      {"no_groups", MFSDP_E_ARGUMENT, "needs a group made by mfsdp_group_default",
+       [](Parts *p) { p->desc->groups = nullptr; }},
+      {"group_count", MFSDP_E_ARGUMENT, "has 0 groups", [](Parts *p) { p->desc->group_count = 0; }},
+      {"group_size", MFSDP_E_ARGUMENT, "needs a group made by mfsdp_group_default",
+       [](Parts *p) { p->group->struct_nbytes = 3; }},
+      {"active_units", MFSDP_E_ARGUMENT, "active_units is 0 and active_grads 1, need at least 1",
+       [](Parts *p) { p->desc->active_units = 0; }},
+      {"active_grads", MFSDP_E_ARGUMENT, "active_units is 1 and active_grads -1",
+       [](Parts *p) { p->desc->active_grads = -1; }},
+      {"micro_batches_low", MFSDP_E_ARGUMENT, "max_micro_batches is 0, needs 1 to 1048576",
+       [](Parts *p) { p->desc->max_micro_batches = 0; }},
+      {"micro_batches_high", MFSDP_E_ARGUMENT, "max_micro_batches is 1048577",
+       [](Parts *p) { p->desc->max_micro_batches = 1048577; }},
+      {"clip_negative", MFSDP_E_ARGUMENT, "clip_norm is -1, needs 0 (off) or more",
+       [](Parts *p) { p->desc->clip_norm = -1.0; }},
+      {"clip_nan", MFSDP_E_ARGUMENT, "clip_norm is ", [](Parts *p) { p->desc->clip_norm = kNan; }},
+      {"clip_huge", MFSDP_E_ARGUMENT, "clip_norm is 1e+31",
+       [](Parts *p) { p->desc->clip_norm = 1e31; }},
+      {"missing", MFSDP_E_ARGUMENT, "unknown missing policy 0",
+       [](Parts *p) { p->desc->missing = static_cast<mfsdp_missing>(0); }},
+      {"chunk", MFSDP_E_ARGUMENT, "chunk_nbytes is 1023, needs at least 1024",
+       [](Parts *p) { p->desc->chunk_nbytes = 1023; }},
+      {"two_groups", MFSDP_E_UNSUPPORTED, "group_count above 1 is not in this version",
+       [](Parts *p) { p->desc->group_count = 2; }},
+      {"replica", MFSDP_E_UNSUPPORTED, "a replica transport is not in this version",
+       [](Parts *p) { p->group->replica = &p->other; }},
+      {"prefetch", MFSDP_E_UNSUPPORTED, "prefetch_depth above 0",
+       [](Parts *p) { p->desc->prefetch_depth = 1; }},
+      {"reshard", MFSDP_E_UNSUPPORTED, "reshard_after_forward 0",
+       [](Parts *p) { p->desc->reshard_after_forward = 0; }},
+      {"local_accumulation", MFSDP_E_UNSUPPORTED, "local_accumulation is not",
+       [](Parts *p) { p->desc->local_accumulation = 1; }},
+      {"step_in_backward", MFSDP_E_UNSUPPORTED, "step_in_backward is not",
+       [](Parts *p) { p->desc->step_in_backward = 1; }},
+      {"verdict_lag", MFSDP_E_UNSUPPORTED, "verdict_lag above 0",
+       [](Parts *p) { p->desc->verdict_lag = 1; }},
+      {"gather_algorithm", MFSDP_E_UNSUPPORTED, "a gather_algorithm but DIRECT",
+       [](Parts *p) { p->desc->gather_algorithm = MFSDP_RING; }},
+      {"reduce_algorithm", MFSDP_E_UNSUPPORTED, "a reduce_algorithm but DIRECT",
+       [](Parts *p) { p->desc->reduce_algorithm = MFSDP_NATIVE; }},
+  };
+  return rules;
+}
+
+std::vector<Rule> optimizer_rules() {
+  return {
+      {"no_optimizer", MFSDP_E_ARGUMENT, "optimizer: desc is NULL",
+       [](Parts *p) { p->desc->optimizer = nullptr; }},
+      {"optimizer_size", MFSDP_E_ARGUMENT, "use mfsdp_optimizer_desc_default",
+       [](Parts *p) { p->optimizer->struct_nbytes = 1; }},
+      {"no_hyper_groups", MFSDP_E_ARGUMENT, "needs at least one hyperparameter group, has 0",
+       [](Parts *p) { p->optimizer->group_count = 0; }},
+      {"hyper_size", MFSDP_E_ARGUMENT, "groups[1].struct_nbytes is 0",
+       [](Parts *p) { p->hyper[1].struct_nbytes = 0; }},
+      {"lr", MFSDP_E_ARGUMENT, "groups[0].lr is -0.5, needs 0 or more",
+       [](Parts *p) { p->hyper[0].lr = -0.5; }},
+      {"decay", MFSDP_E_ARGUMENT, "groups[1].weight_decay is ",
+       [](Parts *p) { p->hyper[1].weight_decay = kNan; }},
+      {"algorithm", MFSDP_E_ARGUMENT, "groups[1].algorithm 9 is unknown",
+       [](Parts *p) { p->hyper[1].algorithm = static_cast<mfsdp_algorithm_kind>(9); }},
+      {"momentum", MFSDP_E_ARGUMENT, "muon: momentum is 1, needs to be in [0, 1)",
+       [](Parts *p) { p->hyper[0].muon.momentum = 1.0; }},
+      {"betas", MFSDP_E_ARGUMENT, "adamw: betas are 0.9 and 1.5",
+       [](Parts *p) { p->hyper[1].adamw.beta2 = 1.5; }},
+      {"steps", MFSDP_E_ARGUMENT, "newton_schulz: step_count is -1",
+       [](Parts *p) { p->hyper[0].muon.newton_schulz.step_count = -1; }},
+      {"group_missing", MFSDP_E_ARGUMENT, "embed: hyper_group is 1, needs 0 to 0",
+       [](Parts *p) { p->optimizer->group_count = 1; }},
+      {"muon_for_vectors", MFSDP_E_ARGUMENT,
+       "embed: group 1 is muon, which needs role matrix, but the role is elementwise",
+       [](Parts *p) { p->hyper[1] = p->hyper[0]; }},
+  };
+}
+
+std::vector<Rule> object_rules() {
+  return {
+      {"no_backend", MFSDP_E_ARGUMENT, "backend: NULL", [](Parts *p) { p->desc->backend = nullptr; }},
+      {"backend_op", MFSDP_E_ARGUMENT, "the required operation sumsq is missing",
+       [](Parts *p) {
+         p->backend_ops.sumsq = nullptr;
+         p->desc->backend = &p->backend;
+       }},
+      {"no_transport", MFSDP_E_ARGUMENT, "transport: NULL, or without operations",
+       [](Parts *p) { p->group->transport = nullptr; }},
+      {"transport_op", MFSDP_E_ARGUMENT, "needs submit, poll, poison and destroy",
+       [](Parts *p) {
+         p->transport_ops.poison = nullptr;
+         p->group->transport = &p->transport;
+       }},
+      {"transport_rank", MFSDP_E_ARGUMENT, "transport: rank is 1, needs 0 to 0",
+       [](Parts *p) {
+         p->transport.rank = 1;
+         p->group->transport = &p->transport;
+       }},
+      {"transport_deadline", MFSDP_E_ARGUMENT, "transport: deadline_us is 0",
+       [](Parts *p) {
+         p->transport.deadline_us = 0;
+         p->group->transport = &p->transport;
+       }},
+      {"no_control", MFSDP_E_ARGUMENT, "control: needs allgather, probe and now_us",
+       [](Parts *p) { p->group->control = nullptr; }},
+      {"control_op", MFSDP_E_ARGUMENT, "control: needs allgather, probe and now_us",
+       [](Parts *p) {
+         p->control_ops.probe = nullptr;
+         p->group->control = &p->control;
+       }},
+      {"no_plan", MFSDP_E_ARGUMENT, "groups[0].plan is NULL", [](Parts *p) { p->group->plan = nullptr; }},
+      {"plan_world", MFSDP_E_ARGUMENT, "the plan is for world 1, the transport has 2",
+       [](Parts *p) {
+         p->transport.world = 2;
+         p->group->transport = &p->transport;
+       }},
+      {"blocks_overflow", MFSDP_E_OVERFLOW, "max_micro_batches 1048576 on 4096 ranks",
+       [](Parts *p) {
+         p->transport.world = 4096;
+         p->group->transport = &p->transport;
+         p->desc->max_micro_batches = 1 << 20;
+       }},
+      {"control_world", MFSDP_E_ARGUMENT, "control is rank 1 of 2, the transport rank 0 of 1",
+       [](Parts *p) {
+         p->control.world = 2;
+         p->control.rank = 1;
+         p->group->control = &p->control;
+       }},
+      {"other_backend", MFSDP_E_ARGUMENT, "the transport was made for another backend",
+       [](Parts *p) { p->desc->backend = &p->backend; }},
+  };
+}
+
+int allgather_calls; /* one rank, one thread */
+
+mfsdp_status counting_allgather(void *self, mfsdp_context *context, const void *in, size_t nbytes,
+                                void *out, int64_t timeout_us) {
+  ++allgather_calls;
+  return mfsdp__threads_control_ops()->allgather(self, context, in, nbytes, out, timeout_us);
+}
+
+/* A broken rule is found before anything is allocated or said, and a correct runtime follows. */
+void expect_rule(const Rule &rule) {
+  const Job job = test::small_job();
+  const test::Expected expected(job, 1, 1);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 1), [&](Rank &rank) {
+    Trainer t(&rank, &job, 1);
+    mfsdp_control_ops control_ops = *rank.control.ops;
+    control_ops.allgather = counting_allgather;
+    allgather_calls = 0;
+    MFSDP_TRY(t.make_plan());
+    rank.memory->fail_at(-1); /* counts from 0 */
+    Parts parts;
+    const mfsdp_status status = t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *group,
+                                                   mfsdp_optimizer_desc *optimizer,
+                                                   mfsdp_hyper_group *hyper) {
+      parts = Parts();
+      parts.desc = desc;
+      parts.group = group;
+      parts.optimizer = optimizer;
+      parts.hyper = hyper;
+      parts.backend = *rank.backend;
+      parts.backend_ops = *rank.backend->ops;
+      parts.backend.ops = &parts.backend_ops;
+      parts.transport = parts.other = t.transport;
+      parts.transport_ops = *t.transport.ops;
+      parts.transport.ops = &parts.transport_ops;
+      parts.control_ops = control_ops;
+      parts.control = rank.control;
+      parts.control.ops = &parts.control_ops;
+      group->control = &parts.control;
+      parts.plan = t.plan;
+      rule.spoil(&parts);
+    });
+    must_fail(rank, status, rule.status, rule.text);
+    require(t.runtime == nullptr, "*out must be NULL");
+    require(rank.memory->alloc_count() == 0, "something was allocated before the check");
+    require(allgather_calls == 0, "something was said before the check");
+    MFSDP_TRY(t.make_runtime());
+    MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+    MFSDP_TRY(t.step(0));
+    t.compare(expected, 0);
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << rule.name << ": " << result.text();
+}
+
+TEST(Rules, Options) {
+  for (const Rule &rule : option_rules())
+    expect_rule(rule);
+}
+
+TEST(Rules, Optimizer) {
+  for (const Rule &rule : optimizer_rules())
+    expect_rule(rule);
+}
+
+TEST(Rules, Objects) {
+  for (const Rule &rule : object_rules())
+    expect_rule(rule);
+}
+
+TEST(Rules, DescriptionIsNull) {
+  const Job job = test::small_job();
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 1), [&](Rank &rank) {
+    mfsdp_runtime *runtime = nullptr;
+    must_fail(rank, mfsdp_runtime_create(&rank.context, nullptr, &runtime), MFSDP_E_ARGUMENT,
+              "runtime: desc is NULL");
+    require(runtime == nullptr, "*out");
+    return mfsdp_runtime_destroy(nullptr);
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Rules, OtherDtypesAreNotInThisVersion) {
+  for (int which = 0; which < 4; ++which) {
+    const test::RanksResult result = test::run_ranks(test::RanksOptions(1), [&](Rank &rank) {
+      const Job job = test::small_job();
+      std::vector<mfsdp_param> params;
+      mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+      Trainer t(&rank, &job, 1);
+      for (const ref::Tensor &tensor : job.model.tensors)
+        params.push_back(test::param_of(tensor));
+      for (mfsdp_param &p : params)
+        (which == 0 ? p.compute : which == 1 ? p.master : which == 2 ? p.grad : p.wire) = MFSDP_BF16;
+      desc.params = params.data();
+      desc.param_count = static_cast<int32_t>(params.size());
+      desc.world = 1;
+      MFSDP_TRY(mfsdp_plan_create(&rank.context, &desc, &t.plan));
+      must_fail(rank, t.make_runtime(), MFSDP_E_UNSUPPORTED, "runtime: embed asks for ");
+      must_fail(rank, MFSDP_E_UNSUPPORTED, MFSDP_E_UNSUPPORTED, "bf16");
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+/* ---- agreement: what differs is an error on every rank, and a second, equal attempt works ---- */
+
+void expect_disagreement(const std::function<void(Rank &, Job *)> &differ,
+                         const std::vector<std::string> &texts, int32_t culprit) {
+  const Job right = test::small_job();
+  const test::Expected expected(right, 3, 1);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(right, 3), [&](Rank &rank) {
+    Job own = right;
+    differ(rank, &own);
+    {
+      Trainer t(&rank, &own, 1);
+      MFSDP_TRY(t.make_plan());
+      const mfsdp_status status = t.make_runtime();
+      for (const std::string &text : texts)
+        must_fail(rank, status, MFSDP_E_MISMATCH, text);
+      require(mfsdp_context_error(&rank.context)->culprit == culprit, "the culprit");
+      require(t.runtime == nullptr, "*out must be NULL");
+    }
+    Trainer t(&rank, &right, 1);
+    MFSDP_TRY(t.create());
+    MFSDP_TRY(t.step(0));
+    t.compare(expected, 0);
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Agreement, ShuffledParametersNameTheFirstDifference) {
+  for (int32_t liar = 0; liar < 3; ++liar)
+    expect_disagreement(
+        [liar](Rank &rank, Job *job) {
+          if (rank.rank == liar) std::swap(job->model.tensors[1], job->model.tensors[2]);
+        },
+        {"the plans of ranks 0 and " + std::to_string(liar == 0 ? 1 : liar) + " differ",
+         "first at parameter 1 (here: "},
+        liar == 0 ? 1 : liar);
+}
+
+TEST(Agreement, TheNameIsTheRanksOwn) {
+  expect_disagreement(
+      [](Rank &rank, Job *job) {
+        if (rank.rank == 2) job->model.tensors[3].name = "bias_of_another_name";
+      },
+      {"first at parameter 3 (here: bias"}, 2);
+}
+
+TEST(Agreement, ManyParametersBeforeTheDifference) { /* beyond the first message of hashes */
+  const test::RanksResult result = test::run_ranks(test::RanksOptions(2), [](Rank &rank) {
+    Job job = test::small_job();
+    for (int i = 0; i < 100; ++i)
+      job.model.tensors.push_back(
+          ref::elementwise("v" + std::to_string(i), 3, {i == 77 && rank.rank == 1 ? 5 : 6}));
+    Trainer t(&rank, &job, 1);
+    MFSDP_TRY(t.make_plan());
+    must_fail(rank, t.make_runtime(), MFSDP_E_MISMATCH, "first at parameter 82 (here: v77)");
+    return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Agreement, AParameterMore) {
+  expect_disagreement(
+      [](Rank &rank, Job *job) {
+        if (rank.rank != 1) job->model.tensors.push_back(ref::matrix("empty", 2, 0, 8));
+      },
+      {"the plans differ between ranks though their first 5 parameters agree"}, -1);
+}
+
+TEST(Agreement, AnotherPlanner) {
+  expect_disagreement(
+      [](Rank &rank, Job *job) {
+        if (rank.rank == 2) job->planner = MFSDP_PLANNER_ROUND_ROBIN;
+      },
+      {"the plans of ranks 0 and 2 differ"}, 2);
+}
+
+TEST(Agreement, EveryOption) {
+  const std::vector<std::function<void(Job *)>> changes = {
+      [](Job *j) { j->active_units = 2; },
+      [](Job *j) { j->active_grads = 2; },
+      [](Job *j) { j->max_micro_batches = 9; },
+      [](Job *j) { j->options.clip_norm = 2.5; },
+      [](Job *j) { j->options.missing_is_zero = true; },
+      [](Job *j) { j->chunk_nbytes *= 2; },
+      [](Job *j) { j->options.groups.push_back(ref::OracleGroup()); },
+      [](Job *j) { j->options.groups[1].lr *= 1.0000001; },
+      [](Job *j) { j->options.groups[0].weight_decay = 0.3; },
+      [](Job *j) { j->options.groups[1].clipped = false; },
+      [](Job *j) { j->options.groups[1].beta1 = 0.8; },
+      [](Job *j) { j->options.groups[1].beta2 = 0.8; },
+      [](Job *j) { j->options.groups[1].eps = 1e-6; },
+      [](Job *j) { j->options.groups[0].momentum = 0.9; },
+      [](Job *j) { j->options.groups[0].grad_weight = 1.0; },
+      [](Job *j) { j->options.groups[0].nesterov_weight = 1.0; },
+      [](Job *j) { j->options.groups[0].nesterov = false; },
+      [](Job *j) { j->options.groups[0].match_rms = true; },
+  };
+  for (const std::function<void(Job *)> &change : changes)
+    expect_disagreement(
+        [&](Rank &rank, Job *job) {
+          if (rank.rank == 1) change(job);
+        },
+        {"the option hash of rank 1 is "}, 1);
+}
+
+TEST(Agreement, EveryNewtonSchulzOption) {
+  static const double other[2][3] = {{3.0, -4.0, 2.0}, {3.4445, -4.7750, 2.0315}};
+  const std::vector<std::function<void(mfsdp_newton_schulz_desc *)>> changes = {
+      [](mfsdp_newton_schulz_desc *d) { d->step_count = 4; },
+      [](mfsdp_newton_schulz_desc *d) { d->form = MFSDP_NS_PLAIN; },
+      [](mfsdp_newton_schulz_desc *d) { d->norm_rule = MFSDP_NORM_ADD_EPS; },
+      [](mfsdp_newton_schulz_desc *d) { d->eps = 1e-6; },
+      [](mfsdp_newton_schulz_desc *d) { d->coefficients = other; },
+      [](mfsdp_newton_schulz_desc *d) {
+        d->coefficients = other;
+        d->coefficient_count = 2;
+      },
+  };
+  for (const std::function<void(mfsdp_newton_schulz_desc *)> &change : changes) {
+    const test::RanksResult result = test::run_ranks(test::RanksOptions(2), [&](Rank &rank) {
+      const Job job = test::small_job();
+      Trainer t(&rank, &job, 1);
+      MFSDP_TRY(t.make_plan());
+      const mfsdp_status status =
+          t.make_runtime([&](mfsdp_runtime_desc *, mfsdp_group *, mfsdp_optimizer_desc *,
+                             mfsdp_hyper_group *hyper) {
+            if (rank.rank == 1) change(&hyper[0].muon.newton_schulz);
+          });
+      must_fail(rank, status, MFSDP_E_MISMATCH, "the option hash of rank 1 is ");
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+} // namespace
