@@ -54,7 +54,8 @@ typedef struct mfsdp_coll_desc {
   mfsdp_algorithm algorithm;
   const mfsdp_layout *layout;       /* read by create only */
   const mfsdp_transport *transport; /* must outlive the collective */
-  size_t chunk_nbytes; /* reduce: bytes a peer's contribution has in flight; bounds the workspace */
+  size_t chunk_nbytes; /* reduce: at most this many bytes of a peer's contribution are in flight, which
+                        * bounds the workspace; equal on all ranks, at least 1024 */
   mfsdp_traffic traffic;
   const char *label;   /* for traces and messages; must outlive the collective */
 } mfsdp_coll_desc;
@@ -126,23 +127,60 @@ typedef struct mfsdp_coll {
 
 /* ---- validation ---- */
 
+MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int64_t b_count)
+{
+  return a_count > 0 && b_count > 0 && (a < b ? b - a < a_count : a - b < b_count);
+}
+
+/* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment (each
+ * rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
+MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfsdp_coll_desc *desc,
+                                               int32_t index, int64_t *unit_high, int64_t *own_high)
+{
+  const mfsdp_extent *extents = desc->layout->extents, *e = &extents[index];
+  const int own = e->owner == desc->transport->rank;
+  int32_t i;
+  if (e->count == 0) return MFSDP_OK;
+  if (e->unit_offset < *unit_high || (own && e->shard_offset < *own_high))
+    for (i = 0; i < index; ++i) {
+      if (mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset, extents[i].count))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: extents %d and %d overlap in the full buffer",
+                          desc->label, (int)i, (int)index);
+      if (own && extents[i].owner == e->owner &&
+          mfsdp__coll_ranges_meet(e->shard_offset, e->count, extents[i].shard_offset, extents[i].count))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                          "%s: extents %d and %d overlap in the segment of rank %d", desc->label, (int)i,
+                          (int)index, (int)e->owner);
+    }
+  if (e->unit_offset + e->count > *unit_high) *unit_high = e->unit_offset + e->count;
+  if (own && e->shard_offset + e->count > *own_high) *own_high = e->shard_offset + e->count;
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context, const mfsdp_coll_desc *desc)
 {
   const mfsdp_layout *layout = desc->layout;
+  int64_t unit_high = 0, own_high = 0;
   int32_t i;
   for (i = 0; i < layout->extent_count; ++i) {
     const mfsdp_extent *e = &layout->extents[i];
-    int64_t end;
+    int64_t end, nbytes;
     if (e->owner < 0 || e->owner >= layout->world)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: extent %d is owned by %d, needs 0 to %d",
                         desc->label, (int)i, (int)e->owner, (int)layout->world - 1);
     if (e->count < 0 || e->payload_count < 0 || e->payload_count > e->count || e->unit_offset < 0 ||
-        e->shard_offset < 0 || !mfsdp_i64_add(e->unit_offset, e->count, &end) ||
-        end > layout->full_count)
+        !mfsdp_i64_add(e->unit_offset, e->count, &end) || end > layout->full_count)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "%s: extent %d [%lld, +%lld) does not lie in a buffer of %lld elements",
+                        "%s: extent %d [%lld, +%lld) with payload %lld does not lie in a buffer of "
+                        "%lld elements",
                         desc->label, (int)i, (long long)e->unit_offset, (long long)e->count,
-                        (long long)layout->full_count);
+                        (long long)e->payload_count, (long long)layout->full_count);
+    if (e->shard_offset < 0 || !mfsdp_i64_add(e->shard_offset, e->count, &end) ||
+        !mfsdp_i64_add(end, MFSDP_ALIGN_ELEMENTS, &end) || !mfsdp_i64_mul(end, 8, &nbytes))
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                        "%s: extent %d cannot stand at %lld of a segment", desc->label, (int)i,
+                        (long long)e->shard_offset);
+    MFSDP_TRY(mfsdp__coll_check_apart(context, desc, i, &unit_high, &own_high));
   }
   return MFSDP_OK;
 }
@@ -179,9 +217,12 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
   if (layout->world != desc->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is for world %d, the transport for %d",
                       desc->label, (int)layout->world, (int)desc->transport->world);
+  if (mfsdp_dtype_nbytes(layout->dtype) == 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout's dtype is %d, which is none",
+                      desc->label, (int)layout->dtype);
   if (!mfsdp_elements_nbytes(layout->full_count, layout->dtype, &nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: %lld elements of dtype %d overflow", desc->label,
-                      (long long)layout->full_count, (int)layout->dtype);
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: %lld elements of %s overflow", desc->label,
+                      (long long)layout->full_count, mfsdp_dtype_name(layout->dtype));
   if (desc->kind == MFSDP_COLL_REDUCE && layout->dtype == MFSDP_F64)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: the sum is kept in fp32, the wire is f64",
                       desc->label);
@@ -419,28 +460,36 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc)
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)layout->dtype);
   hash = mfsdp_hash_u64(hash, (uint64_t)layout->full_count);
+  if (desc->kind == MFSDP_COLL_REDUCE) hash = mfsdp_hash_u64(hash, (uint64_t)desc->chunk_nbytes);
   hash = mfsdp_hash_bytes(hash, desc->label, strlen(desc->label));
   for (i = 0; i < layout->extent_count; ++i) {
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].owner);
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].unit_offset);
+    hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].shard_offset);
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].count);
   }
   return hash;
 }
 
-/* Elements of a peer's contribution in flight: whole alignment units. */
-MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype)
+/* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes neither
+ * inflates the workspace nor overflows. The same on every rank. */
+MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int64_t longest)
 {
-  const int64_t chunk = (int64_t)(chunk_nbytes / mfsdp_dtype_nbytes(dtype));
-  return chunk - chunk % MFSDP_ALIGN_ELEMENTS;
+  const uint64_t asked = chunk_nbytes / mfsdp_dtype_nbytes(dtype);
+  int64_t whole = MFSDP_ALIGN_ELEMENTS;
+  if (longest > 0) (void)mfsdp_i64_align(longest, &whole); /* cannot fail: checked with the extents */
+  if (asked >= (uint64_t)whole) return whole;
+  return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
 }
 
-/* Workspace of a DIRECT reduce on a rank that owns segment_count elements: one chunk of each peer. */
+/* Workspace of a DIRECT reduce, one chunk of each peer, on a rank that owns segment_count elements while
+ * the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
 MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segment_count,
-                                                    mfsdp_dtype dtype, size_t chunk_nbytes)
+                                                    int64_t longest, mfsdp_dtype dtype,
+                                                    size_t chunk_nbytes)
 {
   if (segment_count == 0) return 0;
-  return (size_t)(world - 1) * (size_t)mfsdp__coll_chunk(chunk_nbytes, dtype) *
+  return (size_t)(world - 1) * (size_t)mfsdp__coll_chunk(chunk_nbytes, dtype, longest) *
          mfsdp_dtype_nbytes(dtype);
 }
 
@@ -468,9 +517,16 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   int64_t chunk, longest, own;
   mfsdp_coll *coll;
   mfsdp_status status;
+  size_t chunk_nbytes;
   void *memory;
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
+  mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
+  chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
+  if (!mfsdp_elements_nbytes(chunk, desc->layout->dtype, &chunk_nbytes) ||
+      !mfsdp_size_mul(chunk_nbytes, (size_t)desc->layout->world, &chunk_nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: chunks of %lld elements from %d ranks overflow",
+                      desc->label, (long long)chunk, (int)desc->layout->world);
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*coll), desc->label, &memory));
   coll = (mfsdp_coll *)memory;
   coll->kind = desc->kind;
@@ -480,17 +536,15 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   coll->label = desc->label;
   coll->full_count = desc->layout->full_count;
   coll->identity = mfsdp__coll_identity(desc);
-  mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
   coll->segment_count = own;
 
   emitter.layout = desc->layout;
   emitter.coll = coll;
   emitter.rank = desc->transport->rank;
   emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
-  chunk = mfsdp__coll_chunk(desc->chunk_nbytes, coll->dtype);
   if (coll->kind == MFSDP_COLL_REDUCE)
-    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(desc->layout->world, own, coll->dtype,
-                                                                desc->chunk_nbytes);
+    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(desc->layout->world, own, longest,
+                                                                coll->dtype, desc->chunk_nbytes);
   coll->begin = mfsdp_trace_mark_make(context, 1, "communication", desc->label);
   coll->end = mfsdp_trace_mark_make(context, 0, "communication", desc->label);
   mfsdp__coll_emit(&emitter, chunk, longest);

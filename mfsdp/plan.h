@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * plan.h - who owns what: cuts tensors into matrices and element runs and gives each one owner
- * rank.
+ * plan.h - who owns what: cuts tensors into matrices and element runs, each with one owner rank.
  *
  *   mfsdp_param params[2] = {mfsdp_param_default(), mfsdp_param_default()};
- *   params[0].name = "embed"; params[0].ndim = 2; params[0].shape[0] = 256; params[0].shape[1] =
- * 64; params[0].unit = 0; params[0].role = MFSDP_ROLE_ELEMENTWISE; params[1].name = "w";
- * params[1].ndim = 2; params[1].shape[0] = 64; params[1].shape[1] = 64; params[1].unit = 1;
- * params[1].role = MFSDP_ROLE_MATRIX; mfsdp_plan_desc desc = mfsdp_plan_desc_default(); desc.params
- * = params; desc.param_count = 2; desc.world = 4; mfsdp_plan *plan; if (mfsdp_plan_create(&context,
- * &desc, &plan) == MFSDP_OK) mfsdp_plan_audit(&context, plan, ...);
+ *   params[0].name = "embed"; params[0].unit = 0; params[0].role = MFSDP_ROLE_ELEMENTWISE;
+ *   params[0].ndim = 2; params[0].shape[0] = 256; params[0].shape[1] = 64;
+ *   params[1].name = "w"; params[1].unit = 1; params[1].role = MFSDP_ROLE_MATRIX;
+ *   params[1].ndim = 2; params[1].shape[0] = 64; params[1].shape[1] = 64;
+ *   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+ *   desc.params = params; desc.param_count = 2; desc.world = 4;
+ *   if (mfsdp_plan_create(&context, &desc, &plan) != MFSDP_OK) ...   // mfsdp_plan *plan
+ *   mfsdp_plan_audit(&context, plan, NULL, print_line, NULL);
  *
  * A plan is a pure function of its description: every rank computes the same bytes, and the ranks
  * compare mfsdp_plan_hash before they trust each other.

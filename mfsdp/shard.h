@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * shard.h - a rank's view of a plan: what it holds of a piece, and the extents that collectives
- * move.
+ * shard.h - a rank's view of a plan: what it holds of a piece, and what collectives move.
  *
  *   mfsdp_extent extents[64];
  *   int32_t count;

@@ -251,11 +251,12 @@ MFSDP_API mfsdp_status mfsdp__build_run(mfsdp__build *build) {
 
 /*
  * Makes a plan; *out is to be given to mfsdp_plan_destroy with the same context. All rules are
- * checked before any result is allocated: E_ARGUMENT or E_UNSUPPORTED names the parameter, the
- * value it has and what is needed; E_OVERFLOW names the limit; E_MEMORY. On failure *out is NULL
- * and nothing is held. Everything that desc points to is copied. Complete on return; the same bytes
- * on every rank. Time O(n log n + world log world) for n parameters, matrices and runs; no table of
- * parameters x world.
+ * checked before any result is allocated (the answers of desc->cost when it is asked):
+ * E_ARGUMENT or E_UNSUPPORTED names the parameter, the value it has and what is needed; E_OVERFLOW
+ * names the limit; E_MEMORY. On failure *out is NULL and nothing is held. Everything that desc
+ * points to is copied. Complete on return; the same bytes on every rank.
+ * Time O(n log n + world log world) for n parameters, matrices and runs, and no table of
+ * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_create(mfsdp_context *context,
                                                        const mfsdp_plan_desc *desc,

@@ -11,8 +11,10 @@
  * in mfsdp_param.unit, a parameter's index in mfsdp_plan_desc.params. Counts and offsets are in
  * elements unless a name says _nbytes. All tables are host memory. Functions that return a status
  * fill the context's error; plain accessors accept any index and answer one out of range as stated.
- * Nothing communicates; everything is complete on return and deterministic. Does not: check
- * anything (plan/param.h does). Link flags: none.
+ * Nothing communicates; everything is complete on return and deterministic.
+ *
+ * Does not: check anything (plan/param.h does).
+ * Link flags: none.
  */
 #ifndef MFSDP_PLAN_DESC_H
 #define MFSDP_PLAN_DESC_H
@@ -70,8 +72,7 @@ typedef enum mfsdp_planner {
   MFSDP_PLANNER_BALANCED
 } mfsdp_planner;
 
-/* One tensor. Start from mfsdp_param_default(). Everything a pointer shows is copied by the plan.
- */
+/* One tensor. Start from mfsdp_param_default(). The plan copies all that pointers show. */
 typedef struct mfsdp_param {
   size_t struct_nbytes; /* sizeof(mfsdp_param): the stride of the array */
   const char *name;     /* not empty, unique in the plan (and over all plans of a job) */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * plan/layout.h - from owners to pieces: their order, and their offsets in unit buffers and
- * segments.
+ * plan/layout.h - from owners to pieces: their order, their offsets in unit buffers and segments.
  *
  * Two layouts per unit. GATHER holds every tensor, REDUCE leaves FROZEN out. In a full buffer
  * tensors stand in declared order, each on a multiple of MFSDP_ALIGN_ELEMENTS; in a segment the

@@ -8,14 +8,14 @@
  *   1. T is the level that all tails together would fill the ranks to, over their matrices.
  *   2. The tails are taken by (larger bytes, then unit), so that small ones mend what is left.
  *   3. A tail of n elements goes to the ranks furthest below T (ties: lower rank): at most
- *      min(world, ceil(n / 4096)) of them, and no more than it takes to hold it below T in at least
- *      ceil(n / m) parts, m the largest matrix of the unit (without one: as many as possible).
- * Ranks at or above T are left out unless none is below.
+ *      min(world, ceil(n / 4096)) of them, and no more than it takes to hold it below T in at
+ *      least ceil(n / m) parts, m the largest matrix of the unit (without one: as many as
+ *      possible). Ranks at or above T are left out unless none is below.
  *   4. The line is cut among them in rank order, in proportion to how far each is below T (where
- * that is less than the tail, the rest goes on top in equal parts), each cut moved to the nearest
- *      canonical block. So a rank has at most one run of a tensor, no rank ends more than about a
- *      block above T, and a big tail is spread over all ranks that have room, which keeps the gamma
- *      of its unit low.
+ *      all that is less than the tail, the rest goes on top in equal parts), each cut moved to the
+ *      nearest canonical block.
+ * So a rank has at most one run of a tensor, no rank ends more than about a block above T, and a
+ * big tail is spread over all ranks that have room, which keeps the gamma of its unit low.
  * Private to the plan.
  * Does not: allocate, or look at a tensor's name.
  * Link flags: none.

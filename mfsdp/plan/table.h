@@ -119,8 +119,9 @@ MFSDP_API int mfsdp__layout_kind_ok(mfsdp_layout_kind kind) {
   return kind == MFSDP_LAYOUT_GATHER || kind == MFSDP_LAYOUT_REDUCE;
 }
 
-/* The plan's own copy of a description. Fields that role, view and ndim leave unused are 0 or NULL;
- * alias_of is the owner's name. NULL out of range. */
+/* The plan's own copy of a description. Fields that role, view and ndim leave unused are 0 or NULL
+ * (of an alias, also the parts of its view: ask its owner); alias_of is the owner's name. NULL out
+ * of range. */
 MFSDP_API const mfsdp_param *mfsdp_plan_param(const mfsdp_plan *plan, int32_t param) {
   return mfsdp__plan_has_param(plan, param) ? &plan->params[param] : NULL;
 }

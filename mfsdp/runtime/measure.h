@@ -45,6 +45,17 @@ MFSDP_API void mfsdp__size_max(size_t *largest, size_t value)
   if (value > *largest) *largest = value;
 }
 
+MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit)
+{
+  int64_t longest = 0;
+  int32_t r;
+  for (r = 0; r < mfsdp_plan_world(plan); ++r) {
+    const int64_t count = mfsdp_plan_segment_count(plan, unit, r, MFSDP_LAYOUT_REDUCE);
+    if (count > longest) longest = count;
+  }
+  return longest;
+}
+
 /* The plan bounds the elements of all tensors together (2^46), so sums of segments cannot overflow. */
 MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
                                    int32_t unit, mfsdp__sizes *out)
@@ -63,7 +74,8 @@ MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_g
     mfsdp__size_max(&out->wire_nbytes, (size_t)s.grad_count * mfsdp_dtype_nbytes(s.wire));
   mfsdp__size_max(&out->staging_nbytes,
                   mfsdp_coll_reduce_workspace_nbytes(group->transport->world, s.accumulator_count,
-                                                     s.wire, desc->chunk_nbytes));
+                                                     mfsdp__longest_segment(group->plan, unit), s.wire,
+                                                     desc->chunk_nbytes));
 }
 
 /* Units whose tensors are used under another name by other units: each once. */
@@ -107,8 +119,10 @@ MFSDP_API void mfsdp__measure_replica(const mfsdp_runtime_desc *desc, const mfsd
   part = mfsdp__replica_part(accumulator_count, group->replica->world, group->replica->rank);
   out->replica_sum_nbytes += (size_t)part.count * sizeof(float);
   mfsdp__size_max(&out->staging_nbytes,
-                  mfsdp_coll_reduce_workspace_nbytes(group->replica->world, part.count, MFSDP_F32,
-                                                     desc->chunk_nbytes));
+                  mfsdp_coll_reduce_workspace_nbytes(
+                    group->replica->world, part.count,
+                    mfsdp__replica_part(accumulator_count, group->replica->world, 0).count, MFSDP_F32,
+                    desc->chunk_nbytes));
 }
 
 /* A piece as the optimizer sees it, without its arrays. */
