@@ -142,7 +142,7 @@ typedef struct mfsdp_fused_args {
 /* ---- the verdict: from every rank's scalar message to this step's scalars ---- */
 
 /* A rank's message, in 8-byte words:
- * [flags][value_capacity values][value_capacity weights][presence words][block sums].
+ * [flags][value_capacity values][if weighted: value_capacity weights][presence words][block sums].
  * Flags: bit 0 = stop requested. Values, weights and sums are fp64 bit patterns. Presence: bit p % 64 of
  * word p / 64 is set if this rank had a gradient for parameter p in this step. */
 #define MFSDP_MESSAGE_STOP UINT64_C(1)

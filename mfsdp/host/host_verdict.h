@@ -48,12 +48,13 @@ MFSDP_API double mfsdp__host_grad_scale(const mfsdp_verdict_args *args, mfsdp__h
 
 /* present[p] = some rank had a gradient, or the policy says that a missing one is zero. */
 MFSDP_API void mfsdp__host_presence(const mfsdp_verdict_args *args) {
+  const int64_t first = 1 + (int64_t)args->value_capacity * (args->weighted ? 2 : 1);
   int32_t p, rank;
   for (p = 0; p < args->param_count; ++p) {
     uint64_t any = args->missing_is_zero ? 1u : 0u;
     for (rank = 0; rank < args->world; ++rank) {
       const uint64_t *message = args->messages + args->rank_word[rank];
-      any |= (message[1 + 2 * args->value_capacity + p / 64] >> (p % 64)) & 1u;
+      any |= (message[first + p / 64] >> (p % 64)) & 1u;
     }
     args->present[p] = (uint32_t)any;
   }

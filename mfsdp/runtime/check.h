@@ -81,7 +81,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
   if (desc->groups == NULL || desc->group_count < 1 || desc->group_count > 1024 ||
       desc->groups[0].struct_nbytes != sizeof(desc->groups[0]))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: needs 1 to 1024 groups made by mfsdp_group_default, has %d",
+                      "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
                       (int)desc->group_count);
   MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));

@@ -149,7 +149,7 @@ MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param)
 /* Presence words of this step's message, in the host's copy of its header. */
 MFSDP_API uint64_t *mfsdp__presence_words(mfsdp_runtime *rt)
 {
-  return (uint64_t *)rt->verdict.header.data + 1 + 2 * (int64_t)rt->desc.max_micro_batches;
+  return (uint64_t *)rt->verdict.header.data + rt->verdict.presence_word;
 }
 
 MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, const mfsdp__unit *unit)

@@ -81,7 +81,7 @@ MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, vo
 /*
  * Sets all parameters this rank owns, FROZEN ones too, from `fill`, which gets the runtime's parameter
  * numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step, or a unit is
- * acquired. E_MEMORY (two staging buffers of 256 KiB, given back).
+ * acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given back).
  */
 MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user)
 {
@@ -98,8 +98,8 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
   mfsdp__unit_drop_unacquired(rt);
   MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_PINNED,
                                MFSDP_MEMORY_STAGING, &host));
-  status = mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING,
-                              &device);
+  status = mfsdp_buffer_alloc(rt->context, rt->backend, rt->copy.nbytes > 0 ? nbytes : 0,
+                              MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &device);
   if (status == MFSDP_OK) {
     status = mfsdp__init_all(rt, fill, user, (float *)host.data, (float *)device.data);
     if (status != MFSDP_OK) (void)mfsdp__runtime_failed(rt, status);
@@ -232,13 +232,11 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
   mfsdp_status status;
   int32_t slot;
   MFSDP_TRY(mfsdp__runtime_usable(rt));
-  if (param < 0 || param >= rt->param_count)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: parameter %d, needs 0 to %d", (int)param,
-                      (int)rt->param_count - 1);
-  group = &rt->groups[rt->params[param].group];
-  if (root < -1 || root >= group->world)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: root %d, needs -1 to %d", (int)root,
-                      (int)group->world - 1);
+  group = param < 0 || param >= rt->param_count ? &rt->groups[0] : &rt->groups[rt->params[param].group];
+  if (param < 0 || param >= rt->param_count || root < -1 || root >= group->world)
+    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
+                      "export: parameter %d to root %d; needs 0 to %d, and -1 to %d", (int)param,
+                      (int)root, (int)rt->param_count - 1, (int)group->world - 1);
   if ((root < 0 || root == group->rank) && dst == NULL &&
       mfsdp_plan_param_numel(group->plan, rt->params[param].index) > 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: dst is NULL on a receiving rank");

@@ -134,7 +134,8 @@ MFSDP_API void mfsdp__verdict_presence(mfsdp_runtime *rt, const mfsdp__verdict_b
     if (rt->params[p].presence >= 0)
       rt->params[p].presence += rt->groups[rt->params[p].group].presence_first;
   rt->verdict.presence_count = count;
-  rt->verdict.header_words = 1 + 2 * (int64_t)rt->desc.max_micro_batches + (count + 63) / 64;
+  rt->verdict.presence_word = 1 + (int64_t)rt->desc.max_micro_batches * (rt->desc.weighted ? 2 : 1);
+  rt->verdict.header_words = rt->verdict.presence_word + (count + 63) / 64;
 }
 
 /* Where each rank's message begins, how many blocks there are, and this rank's own blocks. */

@@ -49,7 +49,7 @@ typedef struct mfsdp__group_entry {
 
 typedef struct mfsdp__unit {
   char gather_label[40], reduce_label[40], wait_label[40];
-  int32_t group;               /* -1: no group has this unit */
+  int32_t group;               /* -1: an unused number, legal and empty */
   const int32_t *params;       /* the plan's numbers; add param_first */
   int32_t param_count, param_first;
   mfsdp_coll *gather, *reduce; /* NULL when the layout is empty */
@@ -92,7 +92,8 @@ typedef struct mfsdp__verdict_tables {
   mfsdp_coll *gather, *replica_gather; /* inside group 0; over its replicas */
   int64_t replica_word;     /* first word of this replica's messages */
   int64_t own_word;         /* first word of this rank's message */
-  int64_t header_words;     /* flags, values, weights, presence: where block sums begin */
+  int64_t presence_word;    /* in a message: after flags, values and, if weighted, weights */
+  int64_t header_words;     /* in a message: where block sums begin */
   int64_t block_count;      /* of all ranks, each block once */
   int32_t own_block_count, presence_count;
   int32_t ranks;            /* group 0's world times its replicas */
@@ -176,9 +177,6 @@ MFSDP_API mfsdp_status mfsdp__unit_find(mfsdp_runtime *rt, int32_t unit, mfsdp__
   if (unit < 0 || unit >= rt->unit_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "runtime: unit %d does not exist, needs 0 to %d",
                       (int)unit, (int)rt->unit_count - 1);
-  if (rt->units[unit].group < 0)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "runtime: no group of this rank has unit %d",
-                      (int)unit);
   *out = &rt->units[unit];
   return MFSDP_OK;
 }

@@ -93,7 +93,7 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
                                                const mfsdp__unit *spared, int32_t spared_index)
 {
   mfsdp__unit *unit = &rt->units[index];
-  if (unit->param_slot < 0) {
+  if (unit->param_slot < 0 && unit->param_count > 0) {
     if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_evict_one(rt, spared, spared_index);
     MFSDP_TRY(mfsdp__unit_gather(rt, index));
   }
@@ -108,6 +108,7 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index,
   const mfsdp__unit *unit = &rt->units[index];
   int32_t i;
   MFSDP_TRY(mfsdp__unit_acquire_one(rt, index, unit, index));
+  if (unit->param_count == 0) return MFSDP_OK; /* nothing to gather, no slot */
   for (i = 0; i < unit->owner_count; ++i)
     MFSDP_TRY(mfsdp__unit_acquire_one(rt, unit->owners[i], unit, index));
   MFSDP_TRY(mfsdp__unit_prefetch(rt, unit, use));
@@ -120,7 +121,7 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index,
 /* Slots that an acquire still has to find, and those it may find them in. */
 MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
 {
-  int32_t i, needed = unit->param_slot < 0, available = mfsdp__unit_slots_available(rt);
+  int32_t i, needed = unit->param_slot < 0 && unit->param_count > 0, available = mfsdp__unit_slots_available(rt);
   available -= unit->param_slot >= 0 && unit->acquires == 0; /* its own slot is not up for taking */
   for (i = 0; i < unit->owner_count; ++i) {
     const mfsdp__unit *owner = &rt->units[unit->owners[i]];
@@ -160,8 +161,9 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
 MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
-  mfsdp__slot *slot = &rt->param_ring.slots[unit->param_slot];
-  if (--unit->acquires > 0) return MFSDP_OK;
+  mfsdp__slot *slot;
+  if (--unit->acquires > 0 || unit->param_count == 0) return MFSDP_OK;
+  slot = &rt->param_ring.slots[unit->param_slot];
   if (unit->wanted || unit->kept) return ops->event_record(rt->backend->self, rt->compute, slot->idle);
   mfsdp__unit_drop(rt, unit);
   if (rt->context->desc.debug_poison)

@@ -52,10 +52,12 @@ Outcome fold(Rig *rig, const Step &step) {
       static_cast<int32_t>((step.values.size() + static_cast<std::size_t>(step.world) - 1) /
                            static_cast<std::size_t>(step.world));
   const std::size_t presence_words = (step.presence.size() + 63) / 64;
+  const std::size_t first_presence =
+      1 + static_cast<std::size_t>(capacity) * (step.weights.empty() ? 1 : 2);
   std::vector<std::vector<uint64_t>> messages;
   std::vector<int64_t> block_rank_word; /* block -> word inside its rank's message */
   for (int32_t r = 0; r < step.world; ++r)
-    messages.emplace_back(1 + 2 * static_cast<std::size_t>(capacity) + presence_words,
+    messages.emplace_back(first_presence + presence_words,
                           static_cast<uint64_t>(0));
   for (std::size_t r = 0; r < step.stop.size() && r < messages.size(); ++r)
     messages[r][0] = step.stop[r];
@@ -69,7 +71,7 @@ Outcome fold(Rig *rig, const Step &step) {
   for (std::size_t p = 0; p < step.presence.size(); ++p)
     for (int rank : step.presence[p])
       messages[static_cast<std::size_t>(rank % step.world)]
-              [1 + 2 * static_cast<std::size_t>(capacity) + p / 64] |= UINT64_C(1) << (p % 64);
+              [first_presence + p / 64] |= UINT64_C(1) << (p % 64);
   /* Blocks go to ranks in an order of their own, so that rank order is not tensor order. */
   std::vector<std::size_t> owner(step.sums.size());
   for (std::size_t b = 0; b < step.sums.size(); ++b) {
