@@ -5,7 +5,7 @@
  * A backend is one device seen by one rank. The library's optimizers and runtime call nothing else,
  * so an implementation of this table is a port of the whole library.
  *
- *   const mfsdp_backend *b = mfsdp_host_backend(&host);      // mfsdp/host/backend_host.h
+ *   const mfsdp_backend *b = mfsdp_host_backend_get(host);     // mfsdp/host/backend_host.h
  *   MFSDP_TRY(b->ops->queue_create(b->self, context, "compute", &queue));
  *   MFSDP_TRY(b->ops->gemm(b->self, queue, &args));          // ENQUEUED
  *   MFSDP_TRY(b->ops->event_record(b->self, queue, event));

@@ -45,7 +45,8 @@ if [ "${1-}" = --one ]; then
     END {
       done = passed + failed + skipped
       before = failed + 0
-      if (status == 124 || status == 137) fail("timed out after " seconds " s")
+      if (status == 124) fail("timed out after " seconds " s")
+      else if (status == 137) fail("was killed: out of memory, or deaf to the time-out of " seconds " s")
       else if (status > 128) fail("ended by signal " status - 128)
       else if (status != 0 && !before) fail("ended with status " status)
       else if (style == "gtest" && !announced) fail("printed no test results")
@@ -76,34 +77,41 @@ done
 shift $((OPTIND - 1))
 
 mkdir -p "$logs" || exit 2
-rm -f "$logs"/*.log "$logs"/*.count "$logs"/*.failures
-list=$logs/programs
-: >"$list"
+# The list is private: two runs in one tree may share a log folder, not a count.
+list=$(mktemp) && notes=$(mktemp) || exit 2
+trap 'rm -f "$list" "$notes"' EXIT
+trap 'exit 130' INT TERM
 for word in "$@"; do
   case $word in
   --*) arguments="$arguments $word" ;;
   *) printf '%s\n' "$word" >>"$list" ;;
   esac
 done
+log_of() { printf '%s/%s.log' "$logs" "$(printf '%s' "$1" | tr '/ ' '__')"; }
+while read -r program; do
+  log=$(log_of "$program")
+  rm -f "$log" "$log.count" "$log.failures"
+done <"$list"
+
 export jobs seconds logs runner arguments
 tr '\n' '\0' <"$list" | xargs -0 -r -n 1 -P "$jobs" "$0" --one
 
+counts=''
 while read -r program; do
-  name=$logs/$(printf '%s' "$program" | tr '/ ' '__').log
-  if [ ! -f "$name.count" ]; then
-    echo "0 1 0" >"$name.count" # the runner itself was stopped
-  fi
-  if [ -s "$name.failures" ]; then
-    printf '\n======== %s (all of its output: %s)\n' "$program" "$name"
-    cat "$name.failures"
+  log=$(log_of "$program")
+  [ -s "$log.count" ] || echo "0 1 0" >"$log.count" # the runner itself was stopped
+  counts="$counts$(cat "$log.count")
+"
+  if [ -s "$log.failures" ]; then
+    printf '\n======== %s (all of its output: %s)\n' "$program" "$log"
+    cat "$log.failures"
   fi
   # What a skipped test wants is worth a line: it is work that was not done.
-  grep -E '^skip |^\[  SKIPPED \] .* ms\)$' "$name" 2>/dev/null | sed "s|^|$program: |" >>"$logs/skipped"
+  grep -E '^skip |^\[  SKIPPED \] .* ms\)$' "$log" 2>/dev/null | sed "s|^|SKIP $program: |" >>"$notes"
 done <"$list"
-[ ! -s "$logs/skipped" ] || { echo; sed 's/^/SKIP /' "$logs/skipped"; }
-rm -f "$logs/skipped"
+[ ! -s "$notes" ] || { echo; cat "$notes"; }
 echo
-cat /dev/null "$logs"/*.count 2>/dev/null | awk '
+printf '%s' "$counts" | awk '
   { passed += $1; failed += $2; skipped += $3 }
   END {
     if (NR == 0) { print "no test programs found"; failed = 1 }

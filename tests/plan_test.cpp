@@ -986,7 +986,7 @@ TEST(PlanReport, BadArguments) {
   s.struct_nbytes = 4;
   EXPECT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_E_ARGUMENT);
   EXPECT_NE(rig.message().find("summary.struct_nbytes is 4"), std::string::npos);
-  int64_t loads[2];
+  int64_t loads[3];
   EXPECT_EQ(mfsdp_plan_loads(&rig.context, rig.plan, loads, 3), MFSDP_E_ARGUMENT);
   EXPECT_EQ(mfsdp_plan_loads(&rig.context, rig.plan, nullptr, 2), MFSDP_E_ARGUMENT);
   EXPECT_EQ(mfsdp_plan_loads(&rig.context, nullptr, loads, 2), MFSDP_E_ARGUMENT);

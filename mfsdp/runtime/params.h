@@ -102,7 +102,10 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
                               MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &device);
   if (status == MFSDP_OK) {
     status = mfsdp__init_all(rt, fill, user, (float *)host.data, (float *)device.data);
-    if (status != MFSDP_OK) (void)mfsdp__runtime_failed(rt, status);
+    if (status != MFSDP_OK) {
+      (void)mfsdp__runtime_failed(rt, status);
+      mfsdp__runtime_drain(rt); /* a queue may still read the staging */
+    }
     mfsdp_buffer_free(rt->context, rt->backend, &device);
   }
   mfsdp_buffer_free(rt->context, rt->backend, &host);
@@ -248,7 +251,10 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
                       (int)rt->param_ring.count);
   status = mfsdp__export(rt, param, root, &rt->param_ring.slots[slot], dst);
   rt->param_ring.slots[slot].unit = -1;
-  return status == MFSDP_OK ? MFSDP_OK : mfsdp__runtime_failed(rt, status);
+  if (status == MFSDP_OK) return MFSDP_OK;
+  (void)mfsdp__runtime_failed(rt, status);
+  mfsdp__runtime_drain(rt); /* dst is the caller's */
+  return status;
 }
 
 /* The optimizer and its state table, for checkpoints and tests; lives as long as the runtime. */

@@ -195,7 +195,7 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
   void *self = rt->backend->self;
   mfsdp_event *events[4];
   int32_t i;
-  mfsdp__teardown_drain(rt);
+  mfsdp__runtime_drain(rt);
   events[0] = rt->step_done;
   events[1] = rt->verdict_ready;
   events[2] = rt->reduced;

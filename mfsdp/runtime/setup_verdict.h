@@ -309,13 +309,17 @@ MFSDP_API mfsdp_status mfsdp__verdict_build_alloc(mfsdp_runtime *rt, mfsdp__verd
 MFSDP_API mfsdp_status mfsdp__setup_device_table(mfsdp_runtime *rt, const void *host, size_t nbytes,
                                                  mfsdp_buffer *out)
 {
+  mfsdp_status status;
   MFSDP_TRY(mfsdp__setup_buffer(rt, nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_TABLE, out));
   if (host == NULL) return MFSDP_OK;
   MFSDP_TRY(rt->backend->ops->copy(rt->backend->self, rt->compute, out->data, MFSDP_SPACE_DEVICE, host,
                                    MFSDP_SPACE_HOST, nbytes));
   /* The host table is freed by the caller next. */
-  MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
-  return rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->compute_done, rt->deadline_us);
+  status = rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done);
+  if (status == MFSDP_OK)
+    status = rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->compute_done, rt->deadline_us);
+  if (status != MFSDP_OK) mfsdp__runtime_drain(rt);
+  return status;
 }
 
 MFSDP_API mfsdp_status mfsdp__verdict_upload(mfsdp_runtime *rt, const mfsdp__verdict_build *b)

@@ -210,6 +210,23 @@ MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t
   return mfsdp_plan_param(rt->groups[entry->group].plan, entry->index)->name;
 }
 
+/* Memory that queues use is given back only when they are done with it: this waits until both have run
+ * dry. After a failure the transport is poisoned, so they do; what has not ended by the deadline is not
+ * waited for any longer. Keeps the context's error. */
+MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  void *self = rt->backend->self;
+  const int64_t deadline_us = rt->deadline_us;
+  const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
+  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
+  if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
+  if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
+  rt->context->error = first;
+}
+
 /* ---- rings ---- */
 
 MFSDP_API int32_t mfsdp__ring_free_count(const mfsdp__ring *ring)

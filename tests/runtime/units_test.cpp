@@ -31,9 +31,8 @@ TEST(Acquire, UnknownUnitsAndUses) {
       must_fail(rank, mfsdp_unit_grads(t.runtime, unit), MFSDP_E_ARGUMENT, text);
       must_fail(rank, mfsdp_unit_reduce(t.runtime, unit), MFSDP_E_ARGUMENT, text);
     }
-    for (const int use : {0, 4})
-      must_fail(rank, mfsdp_unit_acquire(t.runtime, 0, static_cast<mfsdp_use>(use)), MFSDP_E_ARGUMENT,
-                "acquire unit 0: unknown use " + std::to_string(use));
+    must_fail(rank, mfsdp_unit_acquire(t.runtime, 0, static_cast<mfsdp_use>(0)), MFSDP_E_ARGUMENT,
+              "acquire unit 0: unknown use 0");
     require(mfsdp_unit_param(t.runtime, 0) == nullptr, "nothing is acquired");
     return MFSDP_OK;
   }), "");

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Set-up under failing allocations, and no allocation after the first complete step.
+ * MFSDP_TEST_WRAP_MALLOC
+ */
+#include "runtime_rig.h"
+
+#include "../support/malloc_count.h"
+
+namespace {
+
+using test::Job;
+using test::Rank;
+using test::require;
+using test::Trainer;
+
+enum class Who { kOneRank, kAllRanks, kOneRankForGood };
+
+/* Fails allocation n of set-up. Returns 0 when n was beyond the last one. */
+int fail_allocation(const Job &job, const test::Expected &expected, Who who, int64_t n) {
+  bool failed[2] = {false, false}, init_failed = false;
+  test::RanksOptions options = test::ranks_of(job, 2);
+  options.world.deadline_us = 20 * 1000000; /* nobody may come near it */
+  const int64_t start_us = mfsdp_clock_us();
+  const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+    const std::size_t me = static_cast<std::size_t>(rank.rank);
+    Trainer t(&rank, &job, 1);
+    if (who == Who::kOneRankForGood && me == 1) rank.memory->fail_from(n);
+    if (who == Who::kAllRanks || (who == Who::kOneRank && me == 1)) rank.memory->fail_at(n);
+    mfsdp_status status = t.create();
+    failed[me] = rank.memory->failed();
+    rank.memory->fail_at(-1);
+    require((status == MFSDP_E_MEMORY) == failed[me] || !failed[me], "E_MEMORY for a refusal");
+    if (status != MFSDP_OK && t.runtime == nullptr) return status;
+    if (status != MFSDP_OK) { /* init only: nothing is lost, and it may be repeated */
+      init_failed = true;
+      require(status == MFSDP_E_MEMORY, "init");
+      MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+    }
+    MFSDP_TRY(t.step(0));
+    t.compare(expected, 0);
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.clean()) << "allocation " << n << ": " << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, 10 * 1000000) << "allocation " << n;
+  if (!failed[0] && !failed[1]) {
+    EXPECT_TRUE(result.ok()) << result.text();
+    return 0;
+  }
+  EXPECT_EQ(failed[0], who == Who::kAllRanks);
+  if (init_failed) {
+    EXPECT_TRUE(result.ok()) << "allocation " << n << ": " << result.text();
+    return 1;
+  }
+  for (std::size_t r = 0; r < 2; ++r) { /* the others know why, too */
+    EXPECT_NE(result[r].status, MFSDP_OK) << "allocation " << n << " rank " << r;
+    EXPECT_NE(std::string(result[r].error.message).find("the allocator refused"), std::string::npos)
+        << "allocation " << n << " rank " << r << ": " << result[r].error.message;
+  }
+  return 1;
+}
+
+void fail_every_allocation(mfsdp_host_queue_kind kind, Who who) {
+  Job job = test::small_job();
+  job.queue_kind = kind;
+  job.model.tensors.push_back(ref::tied("head", 2, job.model.tensors[0]));
+  const test::Expected expected(job, 2, 1);
+#if MFSDP_TEST_SANITIZER
+  const int64_t stride = 3;
+#else
+  const int64_t stride = 1;
+#endif
+  int64_t n = 0;
+  while (fail_allocation(job, expected, who, n) != 0 && !::testing::Test::HasFailure())
+    n += stride;
+  EXPECT_GT(n, 50); /* or the faults went somewhere else */
+  EXPECT_LT(n, 1000);
+}
+
+TEST(SetUp, EveryAllocationOfOneRankFails) {
+  fail_every_allocation(MFSDP_HOST_QUEUE_INLINE, Who::kOneRank);
+  fail_every_allocation(MFSDP_HOST_QUEUE_WORKER, Who::kOneRank);
+}
+
+TEST(SetUp, EveryAllocationOfAllRanksFails) {
+  fail_every_allocation(MFSDP_HOST_QUEUE_INLINE, Who::kAllRanks);
+  fail_every_allocation(MFSDP_HOST_QUEUE_WORKER, Who::kAllRanks);
+}
+
+TEST(SetUp, MemoryOfOneRankRunsOutForGood) {
+  fail_every_allocation(MFSDP_HOST_QUEUE_INLINE, Who::kOneRankForGood);
+}
+
+/* ---- nothing is allocated after the first complete step ---- */
+
+/* Allocations of all ranks in the steps after the first, an evaluation and an export; with `init`,
+ * an init as well, which allocates: the counter's positive control. */
+uint64_t allocations_of_steps(const Job &job, bool init) {
+  uint64_t count = 0;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 4), [&](Rank &rank) {
+    Trainer t(&rank, &job, 2);
+    std::vector<float> dst(12000);
+    MFSDP_TRY(t.create());
+    MFSDP_TRY(t.step(0));
+    MFSDP_TRY(rank.barrier());
+    if (rank.rank == 0) test::malloc_count_begin();
+    rank.memory->fail_at(-1); /* counts from 0 */
+    MFSDP_TRY(rank.barrier());
+    for (int64_t s = 1; s < 4; ++s)
+      MFSDP_TRY(t.step(s, s == 3));
+    for (int32_t u = 0; u < job.model.unit_count(); ++u) {
+      MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_EVALUATE));
+      MFSDP_TRY(mfsdp_unit_release(t.runtime, u));
+    }
+    MFSDP_TRY(mfsdp_param_export(t.runtime, 0, -1, dst.data()));
+    if (init)
+      MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+    MFSDP_TRY(rank.barrier());
+    if (rank.rank == 0) count = test::malloc_count_end();
+    require((rank.memory->alloc_count() == 0) == !init, "the context's allocator was asked");
+    MFSDP_TRY(rank.barrier());
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+  return count;
+}
+
+TEST(SteadyState, NothingIsAllocated) {
+  for (const mfsdp_host_math *math : test::maths())
+    for (const bool on_queue : {false, true})
+      for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
+        Job job = test::mixed_job();
+        job.math = math;
+        job.queue_kind = kind;
+        job.on_queue = on_queue;
+        job.debug_poison = job.debug_check = 1;
+        EXPECT_EQ(allocations_of_steps(job, false), 0u) << math->name;
+      }
+  if (!test::malloc_count_supported()) GTEST_SKIP() << test::malloc_count_why_not();
+}
+
+TEST(SteadyState, TheCounterSeesAllocations) {
+  const uint64_t count = allocations_of_steps(test::mixed_job(), true);
+  if (!test::malloc_count_supported()) GTEST_SKIP() << test::malloc_count_why_not();
+  EXPECT_GE(count, 4u); /* one staging buffer of each rank */
+}
+
+} // namespace
