@@ -138,6 +138,11 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
   int32_t ranks;
   if (group->plan == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d].plan is NULL", (int)index);
+  MFSDP_TRY(mfsdp_transport_check(context, group->transport));
+  if (mfsdp_plan_world(group->plan) != group->transport->world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: groups[%d]: the plan is for world %d, the transport has %d", (int)index,
+                      (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
   MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "transport", group->transport,
                                       group->control));
   ranks = group->transport->world;
@@ -149,10 +154,6 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
                         (int)index, (int)ranks, (int)group->replica->world);
     ranks *= group->replica->world;
   }
-  if (mfsdp_plan_world(group->plan) != group->transport->world)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: groups[%d]: the plan is for world %d, the transport has %d", (int)index,
-                      (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
   if (index == 0 && desc->max_micro_batches > INT32_MAX / ranks)
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
                       "runtime: max_micro_batches %d on %d ranks are more than 2^31 - 1 sample blocks",

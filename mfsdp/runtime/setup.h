@@ -96,18 +96,16 @@ MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt)
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt)
+MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes)
 {
-  mfsdp__sizes sizes;
   int32_t g;
-  MFSDP_TRY(mfsdp__measure(rt->context, &rt->desc, &sizes));
   MFSDP_TRY(mfsdp__setup_groups(rt));
   MFSDP_TRY(mfsdp__setup_queues(rt));
   MFSDP_TRY(mfsdp__setup_units(rt));
   MFSDP_TRY(mfsdp__setup_params(rt));
   MFSDP_TRY(mfsdp__setup_owners(rt));
   MFSDP_TRY(mfsdp__setup_prefetch(rt));
-  MFSDP_TRY(mfsdp__setup_memory(rt, &sizes));
+  MFSDP_TRY(mfsdp__setup_memory(rt, sizes));
   for (g = 0; g < rt->group_count; ++g) MFSDP_TRY(mfsdp__setup_replica(rt, &rt->groups[g]));
   MFSDP_TRY(mfsdp__setup_verdict(rt)); /* numbers the presence bits that optimizer items refer to */
   MFSDP_TRY(mfsdp__setup_optimizer(rt));
@@ -173,22 +171,6 @@ MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt)
   mfsdp_table_free(rt->context, rt->units, (size_t)rt->unit_count, sizeof(*rt->units));
 }
 
-/* Memory is given back only when no queue uses it. After a failure the transport is poisoned, so both
- * queues run dry; what has not ended by the deadline is not waited for any longer. */
-MFSDP_API void mfsdp__teardown_drain(mfsdp_runtime *rt)
-{
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  void *self = rt->backend->self;
-  const int64_t deadline_us = rt->deadline_us;
-  const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
-  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
-  if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
-    (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
-  if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
-    (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
-  rt->context->error = first;
-}
-
 MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
@@ -229,11 +211,13 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_runtime **out)
 {
+  mfsdp__sizes sizes;
   mfsdp_runtime *rt;
   mfsdp_status status;
   void *memory;
   *out = NULL;
   MFSDP_TRY(mfsdp__runtime_check(context, desc));
+  MFSDP_TRY(mfsdp__measure(context, desc, &sizes));
   MFSDP_TRY(mfsdp__runtime_agree(context, desc));
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*rt), "runtime", &memory));
   rt = (mfsdp_runtime *)memory;
@@ -243,7 +227,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   rt->hyper_count = desc->optimizer->group_count;
   rt->loss_scale = desc->loss_scale.initial > 0.0 ? desc->loss_scale.initial : 1.0;
   rt->failure = mfsdp_error_none();
-  status = mfsdp__setup(rt);
+  status = mfsdp__setup(rt, &sizes);
   if (status != MFSDP_OK) {
     mfsdp__teardown(rt);
     return status;
