@@ -131,33 +131,37 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* Sample blocks of a step are numbered with 32 bits. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_blocks(mfsdp_context *context,
+                                                   const mfsdp_runtime_desc *desc,
+                                                   const mfsdp_group *group)
+{
+  const int64_t replicas = group->replica ? group->replica->world : 1;
+  const int64_t ranks = replicas * group->transport->world;
+  if (ranks <= INT32_MAX && desc->max_micro_batches <= INT32_MAX / ranks) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                    "runtime: max_micro_batches %d on %lld ranks are more than 2^31 - 1 sample blocks",
+                    (int)desc->max_micro_batches, (long long)ranks);
+}
+
 MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
                                                   const mfsdp_runtime_desc *desc, int32_t index)
 {
   const mfsdp_group *group = &desc->groups[index];
-  int32_t ranks;
   if (group->plan == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d].plan is NULL", (int)index);
   MFSDP_TRY(mfsdp_transport_check(context, group->transport));
+  if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
+  MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
   if (mfsdp_plan_world(group->plan) != group->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: groups[%d]: the plan is for world %d, the transport has %d", (int)index,
                       (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
   MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "transport", group->transport,
                                       group->control));
-  ranks = group->transport->world;
-  if (group->replica != NULL) {
+  if (group->replica != NULL)
     MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "replica", group->replica,
                                         group->replica_control));
-    if ((int64_t)ranks * group->replica->world > INT32_MAX)
-      return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "runtime: groups[%d]: %d ranks times %d replicas",
-                        (int)index, (int)ranks, (int)group->replica->world);
-    ranks *= group->replica->world;
-  }
-  if (index == 0 && desc->max_micro_batches > INT32_MAX / ranks)
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
-                      "runtime: max_micro_batches %d on %d ranks are more than 2^31 - 1 sample blocks",
-                      (int)desc->max_micro_batches, (int)ranks);
   return mfsdp__runtime_check_params(context, desc, group->plan);
 }
 
