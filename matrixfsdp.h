@@ -29,8 +29,8 @@
  * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI, CUDA,
  * NCCL, checkpoints, prefetch, 16-bit parameters (README.md has the list).
  */
-#ifndef MATRIXFSDP_H
-#define MATRIXFSDP_H
+#ifndef MFSDP_MATRIXFSDP_H
+#define MFSDP_MATRIXFSDP_H
 
 #include "mfsdp/adamw.h"
 #include "mfsdp/backend.h"
@@ -51,4 +51,4 @@
 #include "mfsdp/transport.h"
 #include "mfsdp/types.h"
 
-#endif /* MATRIXFSDP_H */
+#endif /* MFSDP_MATRIXFSDP_H */

@@ -5,7 +5,7 @@
  * A backend is one device seen by one rank. The library's optimizers and runtime call nothing else,
  * so an implementation of this table is a port of the whole library.
  *
- *   const mfsdp_backend *b = mfsdp_host_backend(&host);      // mfsdp/host/backend_host.h
+ *   const mfsdp_backend *b = mfsdp_host_backend_get(host);     // mfsdp/host/backend_host.h
  *   MFSDP_TRY(b->ops->queue_create(b->self, context, "compute", &queue));
  *   MFSDP_TRY(b->ops->gemm(b->self, queue, &args));          // ENQUEUED
  *   MFSDP_TRY(b->ops->event_record(b->self, queue, event));
@@ -141,9 +141,10 @@ typedef struct mfsdp_fused_args {
 
 /* ---- the verdict: from every rank's scalar message to this step's scalars ---- */
 
-/* A rank's message, in 8-byte words: [flags][value_capacity values][presence words][block sums].
- * Flags: bit 0 = stop requested. Values and sums are fp64 bit patterns. Presence: bit p % 64 of word
- * p / 64 is set if this rank had a gradient for parameter p in this step. */
+/* A rank's message, in 8-byte words:
+ * [flags][value_capacity values][if weighted: value_capacity weights][presence words][block sums].
+ * Flags: bit 0 = stop requested. Values, weights and sums are fp64 bit patterns. Presence: bit p % 64 of
+ * word p / 64 is set if this rank had a gradient for parameter p in this step. */
 #define MFSDP_MESSAGE_STOP UINT64_C(1)
 
 /* What the host reads of a step. */
@@ -151,6 +152,7 @@ typedef struct mfsdp_verdict_record {
   double grad_norm;      /* global L2 norm of the scaled gradient, before clipping */
   double clip_scale;
   double value_mean;     /* mean of the reported values over all sample blocks; NaN if none */
+  double weight_sum;     /* of all sample blocks' weights; 0 unless weighted */
   int64_t applied_steps; /* of group 0, this step included */
   uint32_t skip;         /* 1: some gradient was not finite; nothing was updated */
   uint32_t stop;
@@ -163,10 +165,13 @@ typedef struct mfsdp_group_rates {
 
 /*
  * Folds the messages in tensor order, which does not depend on the world size: sum of squares over
- * blocks in the order of block_word; value j of the mean is rank j % world's micro-batch j / world.
- * skip = the sum is not finite. grad_norm = sqrt(sum) * |grad_scale|. clip_scale = clip_norm > 0 ?
- * min(1, clip_norm / (grad_norm + 1e-6)) : 1 (torch.nn.utils.clip_grad_norm_).
- * applied_steps advances in every group unless skip is set.
+ * blocks in the order of block_word; value and weight j belong to rank j % world's micro-batch
+ * j / world and are added in the order of j.
+ * scale = weighted ? grad_scale / sum of weights : grad_scale, over loss_scale.
+ * skip = the sum of squares is not finite, or the weights' sum is not positive and finite.
+ * grad_norm = sqrt(sum) * |scale|. clip_scale = clip_norm > 0 ? min(1, clip_norm / (grad_norm + 1e-6))
+ * : 1 (torch.nn.utils.clip_grad_norm_). value_mean = sum of values / value_count, or, weighted, sum of
+ * weight * value / sum of weights. applied_steps advances in every group unless skip is set.
  */
 typedef struct mfsdp_verdict_args {
   size_t struct_nbytes;
@@ -178,7 +183,8 @@ typedef struct mfsdp_verdict_args {
   int32_t value_capacity; /* value words in each message */
   int32_t value_count;    /* values of all ranks together: world x micro-batches of the step */
   const mfsdp_group_rates *rates; /* DEVICE: group_count */
-  double lr_factor, grad_scale, clip_norm;
+  double lr_factor, grad_scale, loss_scale, clip_norm; /* loss_scale: what the gradient was multiplied by */
+  int32_t weighted;           /* 1: the mean is over weights (tokens) instead of sample blocks */
   int32_t missing_is_zero;    /* 1: a parameter without gradient anywhere is updated with zeros */
   uint32_t *present;          /* DEVICE: param_count words, written */
   mfsdp_step_scalars *scalars;/* DEVICE: group_count, updated */
@@ -297,6 +303,42 @@ MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_b
   MFSDP__NEED(fused);
 #undef MFSDP__NEED
   return MFSDP_OK;
+}
+
+/* ---- trace marks in queue order ---- */
+
+/* Begin or end of a phase. It must outlive the queue's work: set-up makes one for each phase. */
+typedef struct mfsdp_trace_mark {
+  const mfsdp_context *context; /* its trace callback and user; the queue's thread reads only these */
+  const char *lane, *label;
+  int32_t begin;
+} mfsdp_trace_mark;
+
+MFSDP_API mfsdp_status mfsdp__trace_task(void *argument, mfsdp_error *error)
+{
+  const mfsdp_trace_mark *mark = (const mfsdp_trace_mark *)argument;
+  (void)error;
+  mark->context->desc.trace(mark->context->desc.user, mark->begin, mark->lane, mark->label);
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_trace_mark mfsdp_trace_mark_make(const mfsdp_context *context, int32_t begin,
+                                                 const char *lane, const char *label)
+{
+  mfsdp_trace_mark mark;
+  mark.context = context;
+  mark.lane = lane;
+  mark.label = label;
+  mark.begin = begin;
+  return mark;
+}
+
+/* The context's trace callback runs when the queue gets there. ENQUEUED; nothing without a callback. */
+MFSDP_API mfsdp_status mfsdp_trace_mark_enqueue(const mfsdp_backend *backend, mfsdp_queue *queue,
+                                                mfsdp_trace_mark *mark)
+{
+  if (mark->context->desc.trace == NULL) return MFSDP_OK;
+  return backend->ops->queue_call(backend->self, queue, mfsdp__trace_task, mark);
 }
 
 /* ---- accounted buffers ---- */

@@ -122,6 +122,7 @@ typedef struct mfsdp_coll {
   int64_t segment_count, full_count; /* of this rank, of the unit; elements */
   uint64_t sequence;           /* runs so far: part of the check word */
   uint64_t identity;           /* hash of what every rank must agree on */
+  mfsdp_trace_mark begin, end; /* in queue order: what the trace shows is when it ran */
 } mfsdp_coll;
 
 /* ---- validation ---- */
@@ -470,6 +471,28 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc)
   return hash;
 }
 
+/* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes neither
+ * inflates the workspace nor overflows. The same on every rank. */
+MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int64_t longest)
+{
+  const uint64_t asked = chunk_nbytes / mfsdp_dtype_nbytes(dtype);
+  int64_t whole = MFSDP_ALIGN_ELEMENTS;
+  if (longest > 0) (void)mfsdp_i64_align(longest, &whole); /* cannot fail: checked with the extents */
+  if (asked >= (uint64_t)whole) return whole;
+  return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
+}
+
+/* Workspace of a DIRECT reduce, one chunk of each peer, on a rank that owns segment_count elements while
+ * the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
+MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segment_count,
+                                                    int64_t longest, mfsdp_dtype dtype,
+                                                    size_t chunk_nbytes)
+{
+  if (segment_count == 0) return 0;
+  return (size_t)(world - 1) * (size_t)mfsdp__coll_chunk(chunk_nbytes, dtype, longest) *
+         mfsdp_dtype_nbytes(dtype);
+}
+
 /* Longest segment over all owners, and this rank's own, in elements. */
 MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int64_t *longest,
                                    int64_t *own)
@@ -481,18 +504,6 @@ MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int
     if (end > *longest) *longest = end;
     if (layout->extents[i].owner == rank && end > *own) *own = end;
   }
-}
-
-/* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes neither
- * inflates the workspace nor overflows. The same on every rank. */
-MFSDP_API int64_t mfsdp__coll_chunk(const mfsdp_coll_desc *desc, int64_t longest)
-{
-  const size_t element_nbytes = mfsdp_dtype_nbytes(desc->layout->dtype);
-  const uint64_t asked = desc->chunk_nbytes / element_nbytes;
-  int64_t whole = MFSDP_ALIGN_ELEMENTS;
-  if (longest > 0) (void)mfsdp_i64_align(longest, &whole); /* cannot fail: checked with the extents */
-  if (asked >= (uint64_t)whole) return whole;
-  return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
 }
 
 /*
@@ -511,7 +522,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
-  chunk = mfsdp__coll_chunk(desc, longest);
+  chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
   if (!mfsdp_elements_nbytes(chunk, desc->layout->dtype, &chunk_nbytes) ||
       !mfsdp_size_mul(chunk_nbytes, (size_t)desc->layout->world, &chunk_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: chunks of %lld elements from %d ranks overflow",
@@ -531,9 +542,11 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   emitter.coll = coll;
   emitter.rank = desc->transport->rank;
   emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
-  if (coll->kind == MFSDP_COLL_REDUCE && own > 0)
-    coll->workspace_nbytes =
-      (size_t)(desc->layout->world - 1) * (size_t)chunk * emitter.element_nbytes;
+  if (coll->kind == MFSDP_COLL_REDUCE)
+    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(desc->layout->world, own, longest,
+                                                                coll->dtype, desc->chunk_nbytes);
+  coll->begin = mfsdp_trace_mark_make(context, 1, "communication", desc->label);
+  coll->end = mfsdp_trace_mark_make(context, 0, "communication", desc->label);
   mfsdp__coll_emit(&emitter, chunk, longest);
   status = mfsdp__coll_alloc(context, coll);
   if (status != MFSDP_OK) {
@@ -630,13 +643,11 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run)
   uint64_t check = 0;
   mfsdp_status status = MFSDP_OK;
   int32_t i;
-  mfsdp_trace_begin(run->context, "communication", coll->label);
+  status = mfsdp_trace_mark_enqueue(coll->transport->backend, run->queue, &coll->begin);
   for (i = 0; i < coll->op_count && status == MFSDP_OK; ++i) {
     const mfsdp_coll_op *op = &coll->ops[i];
     switch (op->kind) {
     case MFSDP_COLL_SUBMIT:
-      /* Batches of a run are numbered by their place in the list of the longest segment: ranks with
-       * shorter lists never skip a batch that a peer counts, since a batch has both its sides. */
       if (checked) check = mfsdp_hash_u64(coll->identity, coll->sequence) | 1u;
       status = mfsdp__coll_submit(run, op, check);
       break;
@@ -644,7 +655,8 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run)
     case MFSDP_COLL_SUM: status = mfsdp__coll_sum(run, op); break;
     }
   }
-  mfsdp_trace_end(run->context, "communication", coll->label);
+  if (status == MFSDP_OK)
+    status = mfsdp_trace_mark_enqueue(coll->transport->backend, run->queue, &coll->end);
   ++coll->sequence;
   return status;
 }

@@ -75,6 +75,8 @@ typedef struct mfsdp_optimizer_desc {
   size_t struct_nbytes;
   const mfsdp_hyper_group *groups; /* stride groups[0].struct_nbytes; copied */
   int32_t group_count;
+  mfsdp_space state_space; /* of masters and state. Not DEVICE: offload, each step brings one tensor after
+                            * the other to the device and back */
 } mfsdp_optimizer_desc;
 
 MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void)
@@ -82,6 +84,7 @@ MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void)
   mfsdp_optimizer_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
+  desc.state_space = MFSDP_SPACE_DEVICE;
   return desc;
 }
 
@@ -93,8 +96,8 @@ typedef struct mfsdp_optimizer_tensor {
   int32_t param;          /* index into `present`, 0 or more; several pieces may share it */
   int64_t rows, cols;     /* of a MATRIX; rows * cols == count */
   int64_t count;          /* elements; 0 is legal and gets no update */
-  float *master;          /* updated */
-  void *param_data;       /* compute-dtype copy written with the master; NULL: none */
+  float *master;          /* in the description's state_space; updated */
+  void *param_data;       /* compute-dtype copy written with the master; NULL: none (not with offload) */
   mfsdp_dtype param_dtype;
   const float *grad;      /* the accumulator; read */
 } mfsdp_optimizer_tensor;
@@ -109,10 +112,11 @@ typedef struct mfsdp_optimizer_state {
   void *data;
 } mfsdp_optimizer_state;
 
-/* A run of items that one fused call serves, or (MUON) one matrix. */
+/* A run of items that one fused call serves; one item for MUON, and for everything with offload. */
 typedef struct mfsdp__optimizer_job {
   int32_t hyper_group, first_item, item_count;
   int64_t rows, cols, max_count, total_count;
+  float *offloaded[1 + MFSDP_FUSED_STATE_COUNT]; /* master and states to bring to the device; NULL ends */
 } mfsdp__optimizer_job;
 
 typedef struct mfsdp_optimizer {
@@ -122,7 +126,9 @@ typedef struct mfsdp_optimizer {
   mfsdp__optimizer_job *jobs;      /* in execution order: groups in order, tensors in order */
   mfsdp_optimizer_state *states;
   mfsdp_buffer items;              /* DEVICE table of mfsdp_fused_item, in job order */
-  mfsdp_buffer state;              /* DEVICE: all state arrays, each aligned */
+  mfsdp_space state_space;
+  mfsdp_buffer state;              /* state_space: all state arrays, each aligned */
+  mfsdp_buffer staging;            /* DEVICE: master and states of one job, with offload */
   mfsdp_buffer workspace;          /* DEVICE: one direction, then Newton-Schulz scratch */
   size_t direction_nbytes;
 } mfsdp_optimizer;
@@ -166,6 +172,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: needs at least one hyperparameter group, has %d",
                       (int)desc->group_count);
+  if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: unknown state_space %d",
+                      (int)desc->state_space);
   for (i = 0; i < desc->group_count; ++i)
     MFSDP_TRY(mfsdp__hyper_group_check(context, i, &desc->groups[i]));
   return MFSDP_OK;
@@ -214,6 +223,9 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   if (tensor->count > 0 && (tensor->master == NULL || tensor->grad == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL", tensor->name,
                       tensor->master == NULL ? "master" : "grad");
+  if (tensor->count > 0 && tensor->param_data == NULL && desc->state_space != MFSDP_SPACE_DEVICE)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: its master is not on the device, so it needs param_data", tensor->name);
   if (tensor->param < 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param is %d, needs 0 or more", tensor->name,
                       (int)tensor->param);
@@ -235,27 +247,53 @@ MFSDP_API const char *mfsdp__optimizer_state_name(mfsdp_algorithm_kind kind, int
   return NULL;
 }
 
-/* What a list of tensors needs: the same walk sizes, predicts and fills. */
+/* What a list of tensors needs. */
 typedef struct mfsdp_optimizer_sizes {
-  size_t state_nbytes, direction_nbytes, workspace_nbytes; /* workspace includes the direction */
+  size_t state_nbytes, staging_nbytes;
+  size_t direction_nbytes, scratch_nbytes; /* the workspace is both, one after the other */
+  size_t workspace_nbytes;                 /* set by mfsdp_optimizer_measure */
   int32_t item_count, job_count, state_count;
 } mfsdp_optimizer_sizes;
 
-MFSDP_API mfsdp_status mfsdp__optimizer_size_muon(mfsdp_context *context,
-                                                  const mfsdp_hyper_group *group,
-                                                  const mfsdp_optimizer_tensor *tensor,
-                                                  size_t *scratch_nbytes,
-                                                  mfsdp_optimizer_sizes *sizes)
+MFSDP_API mfsdp_status mfsdp__optimizer_measure_muon(mfsdp_context *context,
+                                                     const mfsdp_hyper_group *group,
+                                                     const mfsdp_optimizer_tensor *tensor,
+                                                     size_t nbytes, mfsdp_optimizer_sizes *sizes)
 {
-  int64_t padded = 0;
-  size_t nbytes = 0;
-  if (!mfsdp_i64_align(tensor->count, &padded) ||
-      !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensor->name);
+  size_t scratch_nbytes = 0;
   if (nbytes > sizes->direction_nbytes) sizes->direction_nbytes = nbytes;
   MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(context, &group->muon.newton_schulz, tensor->rows,
-                                                 tensor->cols, &nbytes));
-  if (nbytes > *scratch_nbytes) *scratch_nbytes = nbytes;
+                                                 tensor->cols, &scratch_nbytes));
+  if (scratch_nbytes > sizes->scratch_nbytes) sizes->scratch_nbytes = scratch_nbytes;
+  return MFSDP_OK;
+}
+
+/* Adds one tensor's needs, but for job_count, which depends on its neighbours. The description has been
+ * checked; the tensor's arrays are not looked at. */
+MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
+                                                      const mfsdp_optimizer_desc *desc,
+                                                      const mfsdp_optimizer_tensor *tensor,
+                                                      mfsdp_optimizer_sizes *sizes)
+{
+  const mfsdp_hyper_group *group = &desc->groups[tensor->hyper_group];
+  int64_t padded = 0;
+  size_t nbytes = 0, all_nbytes;
+  int32_t k;
+  if (tensor->count == 0) return MFSDP_OK;
+  if (!mfsdp_i64_align(tensor->count, &padded) || !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensor->name);
+  ++sizes->item_count;
+  all_nbytes = nbytes;
+  for (k = 0; mfsdp__optimizer_state_name(group->algorithm, k) != NULL; ++k) {
+    ++sizes->state_count;
+    if (!mfsdp_size_add(sizes->state_nbytes, nbytes, &sizes->state_nbytes) ||
+        !mfsdp_size_add(all_nbytes, nbytes, &all_nbytes))
+      return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the state overflows size_t");
+  }
+  if (desc->state_space != MFSDP_SPACE_DEVICE && all_nbytes > sizes->staging_nbytes)
+    sizes->staging_nbytes = all_nbytes;
+  if (group->algorithm == MFSDP_ALGORITHM_MUON)
+    return mfsdp__optimizer_measure_muon(context, group, tensor, nbytes, sizes);
   return MFSDP_OK;
 }
 
@@ -266,8 +304,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
                                                const mfsdp_optimizer_tensor *tensors,
                                                int32_t tensor_count, mfsdp_optimizer_sizes *out)
 {
-  int32_t g, i, k;
-  size_t scratch_nbytes = 0;
+  int32_t g, i;
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc));
   if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
@@ -276,28 +313,15 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
   for (i = 0; i < tensor_count; ++i)
     MFSDP_TRY(mfsdp__optimizer_tensor_check(context, desc, &tensors[i]));
   for (g = 0; g < desc->group_count; ++g) {
-    const mfsdp_hyper_group *group = &desc->groups[g];
-    int32_t items = 0;
-    for (i = 0; i < tensor_count; ++i) {
-      int64_t padded = 0;
-      size_t nbytes = 0;
-      if (tensors[i].hyper_group != g || tensors[i].count == 0) continue;
-      ++items;
-      if (!mfsdp_i64_align(tensors[i].count, &padded) ||
-          !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
-        return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensors[i].name);
-      for (k = 0; mfsdp__optimizer_state_name(group->algorithm, k) != NULL; ++k) {
-        ++out->state_count;
-        if (!mfsdp_size_add(out->state_nbytes, nbytes, &out->state_nbytes))
-          return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the state overflows size_t");
-      }
-      if (group->algorithm == MFSDP_ALGORITHM_MUON)
-        MFSDP_TRY(mfsdp__optimizer_size_muon(context, group, &tensors[i], &scratch_nbytes, out));
-    }
-    out->item_count += items;
-    out->job_count += group->algorithm == MFSDP_ALGORITHM_MUON ? items : items > 0;
+    const int one_each =
+      desc->groups[g].algorithm == MFSDP_ALGORITHM_MUON || desc->state_space != MFSDP_SPACE_DEVICE;
+    const int32_t before = out->item_count;
+    for (i = 0; i < tensor_count; ++i)
+      if (tensors[i].hyper_group == g)
+        MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, desc, &tensors[i], out));
+    out->job_count += one_each ? out->item_count - before : out->item_count > before;
   }
-  if (!mfsdp_size_add(out->direction_nbytes, scratch_nbytes, &out->workspace_nbytes))
+  if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &out->workspace_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the workspace overflows size_t");
   return MFSDP_OK;
 }
@@ -307,6 +331,7 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
 {
   if (optimizer == NULL) return;
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->workspace);
+  mfsdp_buffer_free(context, optimizer->backend, &optimizer->staging);
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->state);
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->items);
   mfsdp_table_free(context, optimizer->states, (size_t)optimizer->state_count,
@@ -317,15 +342,44 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
   mfsdp_table_free(context, optimizer, 1, sizeof(*optimizer));
 }
 
-/* Fills one item and its state entries; *state_offset walks through the state buffer. */
-MFSDP_API mfsdp_fused_item mfsdp__optimizer_fill_item(mfsdp_optimizer *optimizer,
-                                                      const mfsdp_hyper_group *group,
-                                                      const mfsdp_optimizer_tensor *tensor,
-                                                      int32_t tensor_index, size_t *state_offset,
-                                                      int32_t *state_index)
+/* Writes the state entries of one tensor: its place in the state buffer, which *offset walks through. */
+MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer, mfsdp_algorithm_kind kind,
+                                            int32_t tensor_index, int64_t count, int64_t padded,
+                                            size_t *offset, int32_t *index, mfsdp_fused_item *item)
+{
+  int32_t k;
+  for (k = 0; mfsdp__optimizer_state_name(kind, k) != NULL; ++k) {
+    mfsdp_optimizer_state *state = &optimizer->states[(*index)++];
+    state->name = mfsdp__optimizer_state_name(kind, k);
+    state->tensor = tensor_index;
+    state->dtype = MFSDP_F32;
+    state->space = optimizer->state_space;
+    state->count = count;
+    state->data = (unsigned char *)optimizer->state.data + *offset;
+    item->state[k] = (float *)state->data;
+    *offset += (size_t)padded * sizeof(float);
+  }
+}
+
+/* With offload the kernels see the staging area; the job keeps where its arrays really are. */
+MFSDP_API void mfsdp__optimizer_offload_item(mfsdp_optimizer *optimizer, int64_t padded,
+                                             mfsdp_fused_item *item, mfsdp__optimizer_job *job)
+{
+  float *staging = (float *)optimizer->staging.data;
+  int32_t k;
+  job->offloaded[0] = item->master;
+  item->master = staging;
+  for (k = 0; k < MFSDP_FUSED_STATE_COUNT && item->state[k] != NULL; ++k) {
+    job->offloaded[1 + k] = item->state[k];
+    item->state[k] = staging + (1 + k) * padded;
+  }
+}
+
+MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimizer,
+                                                 const mfsdp_hyper_group *group,
+                                                 const mfsdp_optimizer_tensor *tensor)
 {
   mfsdp_fused_item item;
-  int32_t k;
   memset(&item, 0, sizeof(item));
   item.master = tensor->master;
   item.param = tensor->param_data;
@@ -338,19 +392,6 @@ MFSDP_API mfsdp_fused_item mfsdp__optimizer_fill_item(mfsdp_optimizer *optimizer
     item.scale = mfsdp_muon_scale_of(&group->muon, tensor->rows, tensor->cols);
     item.direction = (float *)optimizer->workspace.data;
   }
-  for (k = 0; mfsdp__optimizer_state_name(group->algorithm, k) != NULL; ++k) {
-    mfsdp_optimizer_state *state = &optimizer->states[(*state_index)++];
-    int64_t padded = 0;
-    (void)mfsdp_i64_align(tensor->count, &padded); /* cannot fail: measured before */
-    state->name = mfsdp__optimizer_state_name(group->algorithm, k);
-    state->tensor = tensor_index;
-    state->dtype = MFSDP_F32;
-    state->space = MFSDP_SPACE_DEVICE;
-    state->count = tensor->count;
-    state->data = (unsigned char *)optimizer->state.data + *state_offset;
-    item.state[k] = (float *)state->data;
-    *state_offset += (size_t)padded * sizeof(float);
-  }
   return item;
 }
 
@@ -359,6 +400,7 @@ MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
                                      const mfsdp_optimizer_tensor *tensors, int32_t tensor_count,
                                      mfsdp_fused_item *items)
 {
+  const int offload = optimizer->state_space != MFSDP_SPACE_DEVICE;
   size_t state_offset = 0;
   int32_t g, i, item_index = 0, state_index = 0, job_index = 0;
   for (g = 0; g < optimizer->group_count; ++g) {
@@ -366,16 +408,20 @@ MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
     mfsdp__optimizer_job *job = NULL;
     for (i = 0; i < tensor_count; ++i) {
       const mfsdp_optimizer_tensor *tensor = &tensors[i];
+      int64_t padded = 0;
       if (tensor->hyper_group != g || tensor->count == 0) continue;
-      items[item_index] = mfsdp__optimizer_fill_item(optimizer, group, tensor, i, &state_offset,
-                                                     &state_index);
-      if (job == NULL || group->algorithm == MFSDP_ALGORITHM_MUON) {
+      (void)mfsdp_i64_align(tensor->count, &padded); /* cannot fail: measured before */
+      items[item_index] = mfsdp__optimizer_item(optimizer, group, tensor);
+      mfsdp__optimizer_fill_states(optimizer, group->algorithm, i, tensor->count, padded, &state_offset,
+                                   &state_index, &items[item_index]);
+      if (job == NULL || group->algorithm == MFSDP_ALGORITHM_MUON || offload) {
         job = &optimizer->jobs[job_index++];
         job->hyper_group = g;
         job->first_item = item_index;
         job->rows = tensor->rows;
         job->cols = tensor->cols;
       }
+      if (offload) mfsdp__optimizer_offload_item(optimizer, padded, &items[item_index], job);
       ++job->item_count;
       job->total_count += tensor->count;
       if (tensor->count > job->max_count) job->max_count = tensor->count;
@@ -405,12 +451,15 @@ MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_opti
   optimizer->state_count = sizes->state_count;
   optimizer->item_count = sizes->item_count;
   optimizer->direction_nbytes = sizes->direction_nbytes;
+  optimizer->state_space = desc->state_space;
   MFSDP_TRY(mfsdp_buffer_alloc(context, backend, (size_t)sizes->item_count * sizeof(mfsdp_fused_item),
                                MFSDP_SPACE_DEVICE, MFSDP_MEMORY_TABLE, &optimizer->items));
-  MFSDP_TRY(mfsdp_buffer_alloc(context, backend, sizes->state_nbytes, MFSDP_SPACE_DEVICE,
+  MFSDP_TRY(mfsdp_buffer_alloc(context, backend, sizes->state_nbytes, desc->state_space,
                                MFSDP_MEMORY_STATE, &optimizer->state));
-  return mfsdp_buffer_alloc(context, backend, sizes->workspace_nbytes, MFSDP_SPACE_DEVICE,
-                            MFSDP_MEMORY_WORKSPACE, &optimizer->workspace);
+  MFSDP_TRY(mfsdp_buffer_alloc(context, backend, sizes->staging_nbytes, MFSDP_SPACE_DEVICE,
+                               MFSDP_MEMORY_STAGING, &optimizer->staging));
+  return mfsdp_buffer_alloc(context, backend, sizes->direction_nbytes + sizes->scratch_nbytes,
+                            MFSDP_SPACE_DEVICE, MFSDP_MEMORY_WORKSPACE, &optimizer->workspace);
 }
 
 /* The item table is built on the host and copied once; state and workspace start as zeros. */
@@ -422,7 +471,10 @@ MFSDP_API mfsdp_status mfsdp__optimizer_upload(mfsdp_context *context, mfsdp_opt
   void *self = optimizer->backend->self;
   MFSDP_TRY(ops->copy(self, queue, optimizer->items.data, MFSDP_SPACE_DEVICE, items,
                       MFSDP_SPACE_HOST, optimizer->items.nbytes));
-  MFSDP_TRY(ops->fill_bytes(self, queue, optimizer->state.data, 0, optimizer->state.nbytes));
+  if (optimizer->state_space == MFSDP_SPACE_DEVICE)
+    MFSDP_TRY(ops->fill_bytes(self, queue, optimizer->state.data, 0, optimizer->state.nbytes));
+  else if (optimizer->state.nbytes > 0) /* PINNED and HOST are the host's to write */
+    memset(optimizer->state.data, 0, optimizer->state.nbytes);
   MFSDP_TRY(ops->fill_bytes(self, queue, optimizer->workspace.data, 0, optimizer->workspace.nbytes));
   MFSDP_TRY(ops->event_record(self, queue, event));
   return ops->event_wait(self, context, event, INT64_MAX);
@@ -491,6 +543,45 @@ MFSDP_API const mfsdp_optimizer_state *mfsdp_optimizer_states(const mfsdp_optimi
   return optimizer->states;
 }
 
+/* Brings a job's master and states to the staging area (back 0) or back to where they live. */
+MFSDP_API mfsdp_status mfsdp__optimizer_transfer(mfsdp_optimizer *optimizer, mfsdp_queue *queue,
+                                                 const mfsdp__optimizer_job *job, int back)
+{
+  const mfsdp_backend *b = optimizer->backend;
+  const size_t nbytes = (size_t)job->total_count * sizeof(float);
+  int64_t padded = 0;
+  int32_t k;
+  (void)mfsdp_i64_align(job->total_count, &padded);
+  for (k = 0; k < 1 + MFSDP_FUSED_STATE_COUNT && job->offloaded[k] != NULL; ++k) {
+    float *staged = (float *)optimizer->staging.data + k * padded;
+    if (back)
+      MFSDP_TRY(b->ops->copy(b->self, queue, job->offloaded[k], optimizer->state_space, staged,
+                             MFSDP_SPACE_DEVICE, nbytes));
+    else
+      MFSDP_TRY(b->ops->copy(b->self, queue, staged, MFSDP_SPACE_DEVICE, job->offloaded[k],
+                             optimizer->state_space, nbytes));
+  }
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__optimizer_run_job(mfsdp_context *context, mfsdp_optimizer *optimizer,
+                                                mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                                                const mfsdp_step_scalars *scalars,
+                                                const uint32_t *present)
+{
+  const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
+  const mfsdp_fused_item *item = (const mfsdp_fused_item *)optimizer->items.data + job->first_item;
+  unsigned char *workspace = (unsigned char *)optimizer->workspace.data;
+  if (group->algorithm == MFSDP_ALGORITHM_ADAMW)
+    return mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw, item, job->item_count,
+                              job->max_count, job->total_count, group->clipped,
+                              scalars + job->hyper_group, present);
+  return mfsdp_muon_step(context, optimizer->backend, queue, &group->muon, job->rows, job->cols,
+                         (float *)(void *)workspace, item, group->clipped, scalars + job->hyper_group,
+                         present, workspace + optimizer->direction_nbytes,
+                         optimizer->workspace.nbytes - optimizer->direction_nbytes);
+}
+
 /*
  * Updates every tensor: replays the jobs. `scalars`: one per hyperparameter group, DEVICE; `present`:
  * one word per parameter, DEVICE, or NULL when every parameter has a gradient. ENQUEUED; results are
@@ -500,26 +591,15 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,
                                             const uint32_t *present)
 {
-  const mfsdp_fused_item *items = (const mfsdp_fused_item *)optimizer->items.data;
-  float *direction = (float *)optimizer->workspace.data;
   int32_t j;
   if (scalars == NULL && optimizer->job_count > 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: scalars is NULL, needs %d of them",
                       (int)optimizer->group_count);
   for (j = 0; j < optimizer->job_count; ++j) {
     const mfsdp__optimizer_job *job = &optimizer->jobs[j];
-    const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
-    const mfsdp_step_scalars *own = scalars + job->hyper_group;
-    if (group->algorithm == MFSDP_ALGORITHM_ADAMW)
-      MFSDP_TRY(mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw,
-                                   items + job->first_item, job->item_count, job->max_count,
-                                   job->total_count, group->clipped, own, present));
-    else
-      MFSDP_TRY(mfsdp_muon_step(
-        context, optimizer->backend, queue, &group->muon, job->rows, job->cols, direction,
-        items + job->first_item, group->clipped, own, present,
-        (unsigned char *)optimizer->workspace.data + optimizer->direction_nbytes,
-        optimizer->workspace.nbytes - optimizer->direction_nbytes));
+    MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 0));
+    MFSDP_TRY(mfsdp__optimizer_run_job(context, optimizer, queue, job, scalars, present));
+    MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 1));
   }
   return MFSDP_OK;
 }

@@ -30,8 +30,12 @@
 
 #include "runtime/api.h"
 #include "runtime/check.h"
+#include "runtime/grads.h"
+#include "runtime/measure.h"
 #include "runtime/params.h"
 #include "runtime/setup.h"
+#include "runtime/setup_units.h"
+#include "runtime/setup_verdict.h"
 #include "runtime/step.h"
 #include "runtime/tables.h"
 #include "runtime/units.h"

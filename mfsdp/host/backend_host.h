@@ -416,6 +416,10 @@ MFSDP_API mfsdp_status mfsdp__host_verdict_entry(void *self, mfsdp_queue *queue,
                             "verdict_fold: value_count is %d, needs 0 to world %d times "
                             "value_capacity %d",
                             (int)args->value_count, (int)args->world, (int)args->value_capacity);
+  if (!(args->loss_scale > 0.0))
+    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
+                            "verdict_fold: loss_scale is %g, needs to be positive",
+                            args->loss_scale);
   if (args->messages == NULL || args->rank_word == NULL || args->rates == NULL ||
       args->scalars == NULL || args->record == NULL ||
       (args->block_count > 0 && args->block_word == NULL) ||

@@ -17,26 +17,44 @@
 
 #include <math.h>
 
-/* Mean of the values in sample order: value j is micro-batch j / world of rank j % world. */
-MFSDP_API double mfsdp__host_value_mean(const mfsdp_verdict_args *args) {
-  double sum = 0.0;
+/* Sums in sample order: entry j is micro-batch j / world of rank j % world. */
+typedef struct mfsdp__host_values {
+  double value_sum, weight_sum; /* weighted: value_sum is of weight * value */
+} mfsdp__host_values;
+
+MFSDP_API mfsdp__host_values mfsdp__host_sum_values(const mfsdp_verdict_args *args) {
+  mfsdp__host_values sums = {0.0, 0.0};
   int32_t j;
-  if (args->value_count == 0) return mfsdp_f64_from_bits(UINT64_C(0x7ff8000000000000));
   for (j = 0; j < args->value_count; ++j) {
-    const uint64_t *message = args->messages + args->rank_word[j % args->world];
-    sum += mfsdp_f64_from_bits(message[1 + j / args->world]);
+    const uint64_t *entry = args->messages + args->rank_word[j % args->world] + 1 + j / args->world;
+    const double value = mfsdp_f64_from_bits(entry[0]);
+    const double weight = args->weighted ? mfsdp_f64_from_bits(entry[args->value_capacity]) : 1.0;
+    sums.value_sum += args->weighted ? weight * value : value;
+    sums.weight_sum += weight;
   }
-  return sum / (double)args->value_count;
+  return sums;
+}
+
+MFSDP_API double mfsdp__host_value_mean(const mfsdp_verdict_args *args, mfsdp__host_values sums) {
+  if (args->value_count == 0) return mfsdp_f64_from_bits(UINT64_C(0x7ff8000000000000));
+  return sums.value_sum / (args->weighted ? sums.weight_sum : (double)args->value_count);
+}
+
+/* What the summed gradient is multiplied by. */
+MFSDP_API double mfsdp__host_grad_scale(const mfsdp_verdict_args *args, mfsdp__host_values sums) {
+  const double scale = args->grad_scale / args->loss_scale;
+  return args->weighted ? scale / sums.weight_sum : scale;
 }
 
 /* present[p] = some rank had a gradient, or the policy says that a missing one is zero. */
 MFSDP_API void mfsdp__host_presence(const mfsdp_verdict_args *args) {
+  const int64_t first = 1 + (int64_t)args->value_capacity * (args->weighted ? 2 : 1);
   int32_t p, rank;
   for (p = 0; p < args->param_count; ++p) {
     uint64_t any = args->missing_is_zero ? 1u : 0u;
     for (rank = 0; rank < args->world; ++rank) {
       const uint64_t *message = args->messages + args->rank_word[rank];
-      any |= (message[1 + args->value_capacity + p / 64] >> (p % 64)) & 1u;
+      any |= (message[first + p / 64] >> (p % 64)) & 1u;
     }
     args->present[p] = (uint32_t)any;
   }
@@ -44,6 +62,8 @@ MFSDP_API void mfsdp__host_presence(const mfsdp_verdict_args *args) {
 
 MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
   mfsdp_verdict_record record;
+  const mfsdp__host_values values = mfsdp__host_sum_values(args);
+  const double scale = mfsdp__host_grad_scale(args, values);
   double sum = 0.0, ratio;
   int64_t b;
   int32_t rank, group;
@@ -53,16 +73,18 @@ MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
   for (rank = 0; rank < args->world; ++rank)
     if (args->messages[args->rank_word[rank]] & MFSDP_MESSAGE_STOP) record.stop = 1;
   record.skip = mfsdp_f64_is_finite(sum) ? 0u : 1u;
-  record.grad_norm = sqrt(sum) * fabs(args->grad_scale);
+  if (args->weighted && !(values.weight_sum > 0.0 && mfsdp_f64_is_finite(scale))) record.skip = 1u;
+  record.grad_norm = sqrt(sum) * fabs(scale);
   ratio = args->clip_norm > 0.0 ? args->clip_norm / (record.grad_norm + 1e-6) : 1.0;
   record.clip_scale = ratio < 1.0 ? ratio : 1.0; /* 1 too where the norm is not a number */
-  record.value_mean = mfsdp__host_value_mean(args);
+  record.value_mean = mfsdp__host_value_mean(args, values);
+  record.weight_sum = args->weighted ? values.weight_sum : 0.0;
   mfsdp__host_presence(args);
   for (group = 0; group < args->group_count; ++group) {
     mfsdp_step_scalars *scalars = &args->scalars[group];
     scalars->lr = args->rates[group].lr * args->lr_factor;
     scalars->weight_decay = args->rates[group].weight_decay;
-    scalars->grad_scale = args->grad_scale;
+    scalars->grad_scale = scale;
     scalars->clip_scale = record.clip_scale;
     if (!record.skip) ++scalars->applied_steps;
     scalars->skip = record.skip;

@@ -12,7 +12,7 @@
 
 typedef struct mfsdp_runtime mfsdp_runtime;
 
-/* What a unit is acquired for. Steers prefetch only. */
+/* What a unit is acquired for. Steers prefetch and keeping, never results. */
 typedef enum mfsdp_use { MFSDP_USE_FORWARD = 1, MFSDP_USE_BACKWARD, MFSDP_USE_EVALUATE } mfsdp_use;
 
 /* What happens to a parameter for which no rank had a gradient in a step. */
@@ -21,13 +21,25 @@ typedef enum mfsdp_missing {
   MFSDP_MISSING_ZEROS     /* an update with a zero gradient */
 } mfsdp_missing;
 
-/* One plan with the ranks that share it. Group 0 spans all ranks. */
+/*
+ * One plan with the ranks that share it. Units have numbers of their own over all groups of a rank;
+ * parameters are numbered group after group: those of groups[0] first, in declared order.
+ *
+ * Group 0 spans all ranks, or, with a replica transport, all ranks of one replica. Another group spans
+ * some of them: the ranks that hold the same parameters (experts, say). Its plan may differ between its
+ * instances (the ranks {0, 2} may share other experts than {1, 3}).
+ *
+ * Replicas (HSDP): the ranks that own the same pieces in different copies of the group. Gradients are
+ * summed over the group first, then over the replicas in their order. Sample block i * ranks + k is
+ * micro-batch i of rank k, where k = replica rank * group world + group rank in group 0.
+ */
 typedef struct mfsdp_group {
   size_t struct_nbytes;
   const mfsdp_plan *plan;
   const mfsdp_transport *transport;
-  const mfsdp_transport *replica; /* HSDP: owners of the same piece; NULL: none (only NULL so far) */
   const mfsdp_control *control;
+  const mfsdp_transport *replica; /* NULL: one copy */
+  const mfsdp_control *replica_control; /* with replica */
 } mfsdp_group;
 
 MFSDP_API mfsdp_group mfsdp_group_default(void)
@@ -38,31 +50,55 @@ MFSDP_API mfsdp_group mfsdp_group_default(void)
   return group;
 }
 
+/*
+ * Dynamic loss scaling, for 16-bit gradients: the trainer multiplies its loss gradient by
+ * mfsdp_runtime_loss_scale, the step divides by it. A non-finite gradient skips the step and multiplies
+ * the scale by `backoff`; after `growth_interval` applied steps in a row it is multiplied by `growth`.
+ * Equal on all ranks, since the verdict is. torch.amp.GradScaler's rule and defaults.
+ */
+typedef struct mfsdp_loss_scale {
+  double initial; /* 0: off, the scale is 1 */
+  double growth, backoff, largest;
+  int32_t growth_interval;
+} mfsdp_loss_scale;
+
 /* All objects a description names must outlive the runtime. Options must be equal on all ranks. */
 typedef struct mfsdp_runtime_desc {
   size_t struct_nbytes;
   const mfsdp_backend *backend;
-  const mfsdp_group *groups; /* stride groups[0].struct_nbytes; one group so far */
+  const mfsdp_group *groups; /* stride groups[0].struct_nbytes; copied */
   int32_t group_count;
   const mfsdp_optimizer_desc *optimizer; /* copied */
   mfsdp_queue *compute_queue; /* NULL: the caller computes on its own thread, and acquire and grads are
                                * COMPLETE on return; otherwise work on this queue sees their results */
   int32_t active_units;       /* units the caller holds acquired at once, tied owners not counted */
   int32_t active_grads;       /* units whose gradients are open at once, tied owners not counted */
+  int32_t prefetch_depth;     /* units gathered ahead of the one acquired, in forward or backward order;
+                               * one more slot each. Hides something only if the backend's queues run
+                               * beside the caller. 0: off */
+  int32_t reduce_depth;       /* reductions that may be in flight while gradients are open; one more
+                               * gradient slot each. 0: opening the next waits for the last reduce */
+  int32_t reshard_after_forward; /* 0: parameters stay from forward to the end of the unit's backward:
+                                  * half the gathers, and a slot for every unit */
+  int32_t local_accumulation; /* 1: micro-batches add up on each rank and are reduced once, with the
+                               * last: less traffic, a gradient slot for every unit, and no equality
+                               * between worlds */
   int32_t max_micro_batches;  /* upper bound of mfsdp_step_desc.micro_batch_count */
+  int32_t weighted;           /* 1: the mean is over weights (mfsdp_step_weight) */
   double clip_norm;           /* > 0: global-norm clipping; 0: off */
   mfsdp_missing missing;
+  mfsdp_loss_scale loss_scale;
+  mfsdp_space state_space;    /* of masters and optimizer state: DEVICE, or PINNED or HOST (offload): then
+                               * the step brings them to the device one tensor at a time */
+  size_t max_slot_nbytes;     /* > 0: E_ARGUMENT if a unit's parameters or gradients need more */
   mfsdp_algorithm gather_algorithm, reduce_algorithm;
   size_t chunk_nbytes;        /* of reduce: bounds the staging memory */
-  /* E_UNSUPPORTED so far unless left at their defaults: */
-  int32_t prefetch_depth;          /* 0 */
-  int32_t reshard_after_forward;   /* 1 */
-  int32_t local_accumulation;      /* 0 */
-  int32_t step_in_backward;        /* 0 */
-  int32_t verdict_lag;             /* 0 */
+  /* E_UNSUPPORTED so far unless 0: */
+  int32_t step_in_backward, verdict_lag;
 } mfsdp_runtime_desc;
 
-/* One active unit, one open gradient, up to 64 micro-batches, no clipping, SKIP, DIRECT. */
+/* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches, no
+ * clipping, SKIP, no loss scaling, everything on the device, DIRECT. */
 MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void)
 {
   mfsdp_runtime_desc desc;
@@ -70,13 +106,38 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void)
   desc.struct_nbytes = sizeof(desc);
   desc.active_units = 1;
   desc.active_grads = 1;
+  desc.reshard_after_forward = 1;
   desc.max_micro_batches = 64;
   desc.missing = MFSDP_MISSING_SKIP;
+  desc.loss_scale.growth = 2.0;
+  desc.loss_scale.backoff = 0.5;
+  desc.loss_scale.largest = 4294967296.0; /* 2^32 */
+  desc.loss_scale.growth_interval = 2000;
+  desc.state_space = MFSDP_SPACE_DEVICE;
   desc.gather_algorithm = MFSDP_DIRECT;
   desc.reduce_algorithm = MFSDP_DIRECT;
   desc.chunk_nbytes = mfsdp_coll_desc_default().chunk_nbytes;
-  desc.reshard_after_forward = 1;
   return desc;
+}
+
+/* Bytes that a runtime will hold from create to destroy, by class; its tables (lists, names, messages)
+ * are left out. */
+typedef struct mfsdp_memory {
+  size_t struct_nbytes;
+  size_t shard_nbytes;     /* masters, and compute copies where they differ */
+  size_t state_nbytes;     /* optimizer state */
+  size_t grad_nbytes;      /* gradient accumulators */
+  size_t slot_nbytes;      /* full parameters and gradients */
+  size_t staging_nbytes;   /* of collectives, casts and offload */
+  size_t workspace_nbytes; /* of the optimizer */
+} mfsdp_memory;
+
+MFSDP_API mfsdp_memory mfsdp_memory_default(void)
+{
+  mfsdp_memory memory;
+  memset(&memory, 0, sizeof(memory));
+  memory.struct_nbytes = sizeof(memory);
+  return memory;
 }
 
 /* One step. */
@@ -84,7 +145,7 @@ typedef struct mfsdp_step_desc {
   size_t struct_nbytes;
   int32_t micro_batch_count; /* of each rank in this step, 1 to max_micro_batches */
   double grad_weight; /* what the summed gradient is multiplied with: 1 / (ranks * micro-batches) for a
-                       * mean over equal sample blocks */
+                       * mean over equal sample blocks; 1 with `weighted`, which divides by the weights */
   double lr_factor;   /* the schedule: multiplies each group's own lr */
 } mfsdp_step_desc;
 
@@ -109,6 +170,8 @@ typedef struct mfsdp_verdict {
   double grad_norm;      /* L2 norm of the scaled gradient over all trainable parameters, unclipped */
   double clip_scale;     /* what clipped groups' gradients were multiplied with */
   double value_mean;     /* mean of mfsdp_step_value over all sample blocks; NaN if some are missing */
+  double weight_sum;     /* of all sample blocks; 0 unless desc.weighted */
+  double loss_scale;     /* that this step's gradients carried */
   int32_t skipped;       /* 1: the gradient was not finite, nothing was updated */
   int32_t stop;          /* 1: some rank asked to stop */
 } mfsdp_verdict;

@@ -12,13 +12,8 @@
 MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
                                                         const mfsdp_runtime_desc *desc)
 {
-  const char *what = desc->group_count > 1                 ? "group_count above 1"
-                     : desc->groups[0].replica != NULL     ? "a replica transport"
-                     : desc->prefetch_depth != 0           ? "prefetch_depth above 0"
-                     : desc->reshard_after_forward != 1    ? "reshard_after_forward 0"
-                     : desc->local_accumulation != 0       ? "local_accumulation"
-                     : desc->step_in_backward != 0         ? "step_in_backward"
-                     : desc->verdict_lag != 0              ? "verdict_lag above 0"
+  const char *what = desc->step_in_backward != 0              ? "step_in_backward"
+                     : desc->verdict_lag != 0                 ? "verdict_lag above 0"
                      : desc->gather_algorithm != MFSDP_DIRECT ? "a gather_algorithm but DIRECT"
                      : desc->reduce_algorithm != MFSDP_DIRECT ? "a reduce_algorithm but DIRECT"
                                                               : NULL;
@@ -26,23 +21,36 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s is not in this version", what);
 }
 
-MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
-                                                    const mfsdp_runtime_desc *desc)
+MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
+                                                       const mfsdp_loss_scale *scale)
 {
-  if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
+  if (scale->initial == 0.0) return MFSDP_OK;
+  if (!(scale->initial > 0.0) || !(scale->largest >= scale->initial) || !(scale->largest <= 1e30))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: desc is NULL or its struct_nbytes is not %zu (use "
-                      "mfsdp_runtime_desc_default)",
-                      sizeof(*desc));
-  if (desc->groups == NULL || desc->group_count < 1 ||
-      desc->groups[0].struct_nbytes != sizeof(desc->groups[0]))
+                      "runtime: loss_scale.initial is %g and largest %g; need 0 (off), or positive and "
+                      "at most largest",
+                      scale->initial, scale->largest);
+  if (!(scale->growth >= 1.0) || !(scale->backoff > 0.0 && scale->backoff < 1.0) ||
+      scale->growth_interval < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: needs a group made by mfsdp_group_default, has %d groups",
-                      (int)desc->group_count);
+                      "runtime: loss_scale needs growth of 1 or more (%g), backoff in (0, 1) (%g), "
+                      "growth_interval of 1 or more (%d)",
+                      scale->growth, scale->backoff, (int)scale->growth_interval);
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
+                                                   const mfsdp_runtime_desc *desc)
+{
   if (desc->active_units < 1 || desc->active_grads < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: active_units is %d and active_grads %d, need at least 1",
                       (int)desc->active_units, (int)desc->active_grads);
+  if (desc->prefetch_depth < 0 || desc->prefetch_depth > 1024 || desc->reduce_depth < 0 ||
+      desc->reduce_depth > 1024)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: prefetch_depth is %d and reduce_depth %d, need 0 to 1024",
+                      (int)desc->prefetch_depth, (int)desc->reduce_depth);
   if (desc->max_micro_batches < 1 || desc->max_micro_batches > 1 << 20)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: max_micro_batches is %d, needs 1 to 1048576",
@@ -56,52 +64,64 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
   if (desc->missing != MFSDP_MISSING_SKIP && desc->missing != MFSDP_MISSING_ZEROS)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown missing policy %d",
                       (int)desc->missing);
+  if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown state_space %d",
+                      (int)desc->state_space);
+  return mfsdp__runtime_check_loss_scale(context, &desc->loss_scale);
+}
+
+MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
+                                                    const mfsdp_runtime_desc *desc)
+{
+  if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: desc is NULL or its struct_nbytes is not %zu (use "
+                      "mfsdp_runtime_desc_default)",
+                      sizeof(*desc));
+  if (desc->groups == NULL || desc->group_count < 1 || desc->group_count > 1024 ||
+      desc->groups[0].struct_nbytes != sizeof(desc->groups[0]))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
+                      (int)desc->group_count);
+  MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));
   MFSDP_TRY(mfsdp_backend_check(context, desc->backend));
   return mfsdp_optimizer_desc_check(context, desc->optimizer);
 }
 
-/* The ranks and the plan belong together, and the transport takes this backend's queues. */
-MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
-                                                  const mfsdp_runtime_desc *desc)
+/* A transport and its control plane: the same ranks, and this backend's queues. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_link(mfsdp_context *context, const mfsdp_backend *backend,
+                                                 int32_t group, const char *what,
+                                                 const mfsdp_transport *transport,
+                                                 const mfsdp_control *control)
 {
-  const mfsdp_group *group = &desc->groups[0];
-  MFSDP_TRY(mfsdp_transport_check(context, group->transport));
-  MFSDP_TRY(mfsdp_control_check(context, group->control));
-  if (group->plan == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[0].plan is NULL");
-  if (desc->max_micro_batches > INT32_MAX / group->transport->world)
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
-                      "runtime: max_micro_batches %d on %d ranks are more than 2^31 - 1 sample blocks",
-                      (int)desc->max_micro_batches, (int)group->transport->world);
-  if (mfsdp_plan_world(group->plan) != group->transport->world)
+  MFSDP_TRY(mfsdp_transport_check(context, transport));
+  MFSDP_TRY(mfsdp_control_check(context, control));
+  if (control->rank != transport->rank || control->world != transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: the plan is for world %d, the transport has %d",
-                      (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
-  if (group->control->rank != group->transport->rank ||
-      group->control->world != group->transport->world)
+                      "runtime: groups[%d]: control is rank %d of %d, the %s rank %d of %d", (int)group,
+                      (int)control->rank, (int)control->world, what, (int)transport->rank,
+                      (int)transport->world);
+  if (transport->backend != backend)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: control is rank %d of %d, the transport rank %d of %d",
-                      (int)group->control->rank, (int)group->control->world,
-                      (int)group->transport->rank, (int)group->transport->world);
-  if (group->transport->backend != desc->backend)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: the transport was made for another backend");
+                      "runtime: groups[%d]: the %s was made for another backend", (int)group, what);
   return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
-                                                   const mfsdp_runtime_desc *desc)
+                                                   const mfsdp_runtime_desc *desc,
+                                                   const mfsdp_plan *plan)
 {
-  const mfsdp_plan *plan = desc->groups[0].plan;
   int32_t i;
   for (i = 0; i < mfsdp_plan_param_count(plan); ++i) {
     const mfsdp_param *param = mfsdp_plan_param(plan, i);
-    if (param->compute != MFSDP_F32 || param->master != MFSDP_F32 || param->grad != MFSDP_F32 ||
-        param->wire != MFSDP_F32)
+    const int narrow = param->wire == MFSDP_BF16 || param->wire == MFSDP_F16;
+    if (param->compute == MFSDP_F64 || param->master != MFSDP_F32 || param->grad == MFSDP_F64 ||
+        (param->wire != param->grad && !(narrow && param->grad == MFSDP_F32)))
       return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                         "runtime: %s asks for compute %s, master %s, grad %s, wire %s; this version "
-                        "has f32 only",
+                        "has f32 masters, compute and grad of f32, bf16 or f16, and a wire like grad, "
+                        "or a 16-bit one for f32",
                         param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
                         mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
     if (param->role == MFSDP_ROLE_FROZEN || mfsdp_plan_param_owner(plan, i) != i) continue;
@@ -109,6 +129,70 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
                                           param->hyper_group));
   }
   return MFSDP_OK;
+}
+
+/* Sample blocks of a step are numbered with 32 bits. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_blocks(mfsdp_context *context,
+                                                   const mfsdp_runtime_desc *desc,
+                                                   const mfsdp_group *group)
+{
+  const int64_t replicas = group->replica ? group->replica->world : 1;
+  const int64_t ranks = replicas * group->transport->world;
+  if (ranks <= INT32_MAX && desc->max_micro_batches <= INT32_MAX / ranks) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                    "runtime: max_micro_batches %d on %lld ranks are more than 2^31 - 1 sample blocks",
+                    (int)desc->max_micro_batches, (long long)ranks);
+}
+
+MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
+                                                  const mfsdp_runtime_desc *desc, int32_t index)
+{
+  const mfsdp_group *group = &desc->groups[index];
+  if (group->plan == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d].plan is NULL", (int)index);
+  MFSDP_TRY(mfsdp_transport_check(context, group->transport));
+  if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
+  MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
+  if (mfsdp_plan_world(group->plan) != group->transport->world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: groups[%d]: the plan is for world %d, the transport has %d", (int)index,
+                      (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
+  MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "transport", group->transport,
+                                      group->control));
+  if (group->replica != NULL)
+    MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "replica", group->replica,
+                                        group->replica_control));
+  return mfsdp__runtime_check_params(context, desc, group->plan);
+}
+
+/* Each unit belongs to one group of this rank. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_units(mfsdp_context *context,
+                                                  const mfsdp_runtime_desc *desc)
+{
+  int32_t g, h, u;
+  for (g = 1; g < desc->group_count; ++g)
+    for (u = 0; u < mfsdp_plan_unit_count(desc->groups[g].plan); ++u) {
+      int32_t count = 0;
+      (void)mfsdp_plan_unit_params(desc->groups[g].plan, u, &count);
+      if (count == 0) continue;
+      for (h = 0; h < g; ++h) {
+        (void)mfsdp_plan_unit_params(desc->groups[h].plan, u, &count);
+        if (count > 0)
+          return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                            "runtime: unit %d is in groups %d and %d; unit numbers are unique", (int)u,
+                            (int)h, (int)g);
+      }
+    }
+  return MFSDP_OK;
+}
+
+/* Everything that can be seen without the other ranks. */
+MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context, const mfsdp_runtime_desc *desc)
+{
+  int32_t g;
+  MFSDP_TRY(mfsdp__runtime_check_options(context, desc));
+  for (g = 0; g < desc->group_count; ++g) MFSDP_TRY(mfsdp__runtime_check_group(context, desc, g));
+  return mfsdp__runtime_check_units(context, desc);
 }
 
 /* ---- agreement ---- */
@@ -152,8 +236,19 @@ MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc)
 {
   uint64_t hash = MFSDP_HASH_SEED;
   int32_t i;
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->group_count);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->active_units);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->active_grads);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->prefetch_depth);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->reduce_depth);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->reshard_after_forward);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->local_accumulation);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->weighted);
+  hash = mfsdp__hash_f64(hash, desc->loss_scale.initial);
+  hash = mfsdp__hash_f64(hash, desc->loss_scale.growth);
+  hash = mfsdp__hash_f64(hash, desc->loss_scale.backoff);
+  hash = mfsdp__hash_f64(hash, desc->loss_scale.largest);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->loss_scale.growth_interval);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->max_micro_batches);
   hash = mfsdp__hash_f64(hash, desc->clip_norm);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->missing);
@@ -177,45 +272,45 @@ MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context, const mf
 
 /* Finds the first parameter whose hash differs from rank 0's on some rank. Every rank runs it, with the
  * smallest parameter count of all. `all`: world x MFSDP__AGREE_PARAMS words. */
-MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_group *group,
-                                              int32_t smallest_count, uint64_t *all)
+MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
+                                              const mfsdp_control *control, int32_t smallest_count,
+                                              uint64_t *all)
 {
   uint64_t own[MFSDP__AGREE_PARAMS];
-  const int32_t world = group->control->world;
   int32_t first, i, r;
   for (first = 0; first < smallest_count; first += MFSDP__AGREE_PARAMS) {
     memset(own, 0, sizeof(own));
     for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < smallest_count; ++i)
-      own[i] = mfsdp_plan_param_hash(group->plan, first + i);
-    MFSDP_TRY(mfsdp__control_allgather(context, group->control, own, sizeof(own), all));
+      own[i] = mfsdp_plan_param_hash(plan, first + i);
+    MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
     for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < smallest_count; ++i)
-      for (r = 1; r < world; ++r)
+      for (r = 1; r < control->world; ++r)
         if (all[r * MFSDP__AGREE_PARAMS + i] != all[i])
           return MFSDP_FAIL_PEER(
             context, MFSDP_E_MISMATCH, r,
             "runtime: the plans of ranks 0 and %d differ, first at parameter %d (here: %s)", (int)r,
-            (int)(first + i), mfsdp_plan_param(group->plan, first + i)->name);
+            (int)(first + i), mfsdp_plan_param(plan, first + i)->name);
   }
   return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
                     "runtime: the plans differ between ranks though their first %d parameters agree",
                     (int)smallest_count);
 }
 
-MFSDP_API mfsdp_status mfsdp__agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                    uint64_t *all)
+MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp_runtime_desc *desc,
+                                             const mfsdp_plan *plan, const mfsdp_control *control,
+                                             uint64_t *all)
 {
-  static const char *const what[MFSDP__AGREE_WORDS] = {"library version", "option hash", NULL, NULL};
-  const mfsdp_group *group = &desc->groups[0];
+  static const char *const what[2] = {"library version", "option hash"};
   uint64_t own[MFSDP__AGREE_WORDS];
   uint64_t smallest;
   int32_t r, w, plans_differ = 0;
   own[0] = MFSDP_VERSION;
   own[1] = mfsdp__runtime_option_hash(desc);
-  own[2] = (uint64_t)mfsdp_plan_param_count(group->plan);
-  own[3] = mfsdp_plan_hash(group->plan);
-  MFSDP_TRY(mfsdp__control_allgather(context, group->control, own, sizeof(own), all));
+  own[2] = (uint64_t)mfsdp_plan_param_count(plan);
+  own[3] = mfsdp_plan_hash(plan);
+  MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
   smallest = all[2];
-  for (r = 1; r < group->control->world; ++r) {
+  for (r = 1; r < control->world; ++r) {
     const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
     for (w = 0; w < 2; ++w)
       if (theirs[w] != all[w])
@@ -226,19 +321,33 @@ MFSDP_API mfsdp_status mfsdp__agree(mfsdp_context *context, const mfsdp_runtime_
     if (theirs[2] < smallest) smallest = theirs[2];
   }
   if (!plans_differ) return MFSDP_OK;
-  return mfsdp__agree_on_params(context, group, (int32_t)smallest, all);
+  return mfsdp__agree_on_params(context, plan, control, (int32_t)smallest, all);
 }
 
-/* E_MISMATCH, the same on every rank, unless version, options and plan are equal everywhere. */
-MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc)
+/* E_MISMATCH, the same on every rank, unless version, options and plan are equal over this control. */
+MFSDP_API mfsdp_status mfsdp__agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
+                                    const mfsdp_plan *plan, const mfsdp_control *control)
 {
-  const size_t count = (size_t)desc->groups[0].control->world * MFSDP__AGREE_PARAMS;
+  const size_t count = (size_t)control->world * MFSDP__AGREE_PARAMS;
   mfsdp_status status;
   void *all;
   MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(uint64_t), "runtime agreement", &all));
-  status = mfsdp__agree(context, desc, (uint64_t *)all);
+  status = mfsdp__agree_on_words(context, desc, plan, control, (uint64_t *)all);
   mfsdp_table_free(context, all, count, sizeof(uint64_t));
   return status;
+}
+
+/* Inside each group, and over its replicas. */
+MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc)
+{
+  int32_t g;
+  for (g = 0; g < desc->group_count; ++g) {
+    const mfsdp_group *group = &desc->groups[g];
+    MFSDP_TRY(mfsdp__agree(context, desc, group->plan, group->control));
+    if (group->replica != NULL)
+      MFSDP_TRY(mfsdp__agree(context, desc, group->plan, group->replica_control));
+  }
+  return MFSDP_OK;
 }
 
 #endif /* MFSDP_RUNTIME_CHECK_H */

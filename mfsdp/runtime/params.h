@@ -8,140 +8,242 @@
 
 #include "setup.h"
 
-/* Elements handed to an init function at once: bounds the host staging memory. */
+/* Elements handed to an init function at once: bounds the staging memory. */
 #define MFSDP__INIT_CHUNK 65536
 
-MFSDP_API mfsdp_status mfsdp__init_piece(mfsdp_runtime *rt, const mfsdp_piece *piece, mfsdp_init_fn fill,
-                                         void *user, float *staging)
+/* A piece's place in the masters; NULL where it has none (FROZEN beside 16-bit copies). */
+MFSDP_API float *mfsdp__piece_master(const mfsdp_runtime *rt, const mfsdp_piece *piece)
+{
+  const mfsdp__unit *unit = &rt->units[piece->unit];
+  const int64_t offset = unit->master_in_gather_layout ? piece->shard_offset : piece->grad_shard_offset;
+  return offset < 0 ? NULL : (float *)rt->master.data + unit->master_first + offset;
+}
+
+/* A piece's place in the compute copies; NULL where the master is what is gathered. */
+MFSDP_API unsigned char *mfsdp__piece_copy(const mfsdp_runtime *rt, const mfsdp_piece *piece)
+{
+  const mfsdp__unit *unit = &rt->units[piece->unit];
+  if (unit->master_in_gather_layout) return NULL;
+  return (unsigned char *)rt->copy.data + unit->copy_first_nbytes +
+         (size_t)piece->shard_offset * mfsdp_dtype_nbytes(unit->compute);
+}
+
+/* ---- initial values ---- */
+
+/* `count` values from `host` (PINNED) to a piece from element `done` on, by way of `device`. */
+MFSDP_API mfsdp_status mfsdp__init_store(mfsdp_runtime *rt, const mfsdp_piece *piece, int64_t done,
+                                         int64_t count, const float *host, float *device)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
-  float *master = (float *)rt->master.data + rt->units[piece->unit].shard_first + piece->shard_offset;
-  int64_t done, count;
-  for (done = 0; done < piece->count; done += count) {
-    count = piece->count - done < MFSDP__INIT_CHUNK ? piece->count - done : MFSDP__INIT_CHUNK;
-    fill(user, piece->param, piece->first + done, count, staging);
-    MFSDP_TRY(ops->copy(self, rt->compute, master + done, MFSDP_SPACE_DEVICE, staging,
-                        MFSDP_SPACE_PINNED, (size_t)count * sizeof(float)));
-    MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
-    MFSDP_TRY(ops->event_wait(self, rt->context, rt->compute_done, rt->transport->deadline_us));
+  const mfsdp_dtype compute = rt->units[piece->unit].compute;
+  const size_t nbytes = (size_t)count * sizeof(float);
+  float *master = mfsdp__piece_master(rt, piece);
+  unsigned char *copy = mfsdp__piece_copy(rt, piece);
+  if (master != NULL)
+    MFSDP_TRY(ops->copy(self, rt->compute, master + done, rt->desc.state_space, host,
+                        MFSDP_SPACE_PINNED, nbytes));
+  if (copy != NULL) {
+    MFSDP_TRY(ops->copy(self, rt->compute, device, MFSDP_SPACE_DEVICE, host, MFSDP_SPACE_PINNED, nbytes));
+    MFSDP_TRY(ops->cast(self, rt->compute, copy + (size_t)done * mfsdp_dtype_nbytes(compute), compute,
+                        device, MFSDP_F32, count));
+  }
+  MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
+  return ops->event_wait(self, rt->context, rt->compute_done, rt->deadline_us);
+}
+
+MFSDP_API mfsdp_status mfsdp__init_group(mfsdp_runtime *rt, const mfsdp__group_entry *group,
+                                         mfsdp_init_fn fill, void *user, float *host, float *device)
+{
+  int32_t count = 0, i;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &count);
+  for (i = 0; i < count; ++i) {
+    int64_t done, length;
+    if (pieces[i].owner != group->rank) continue;
+    for (done = 0; done < pieces[i].count; done += length) {
+      length = pieces[i].count - done < MFSDP__INIT_CHUNK ? pieces[i].count - done : MFSDP__INIT_CHUNK;
+      fill(user, group->param_first + pieces[i].param, pieces[i].first + done, length, host);
+      MFSDP_TRY(mfsdp__init_store(rt, &pieces[i], done, length, host, device));
+    }
   }
   return MFSDP_OK;
 }
 
+MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user, float *host,
+                                       float *device)
+{
+  int32_t g;
+  for (g = 0; g < rt->group_count; ++g)
+    MFSDP_TRY(mfsdp__init_group(rt, &rt->groups[g], fill, user, host, device));
+  return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done);
+}
+
 /*
- * Sets the masters of all parameters this rank owns, FROZEN ones too, from `fill`. Aliases are not asked
- * for. No communication. COMPLETE. E_STATE: inside a step, or a unit is acquired. E_MEMORY (a staging
- * buffer of 256 KiB, given back).
+ * Sets all parameters this rank owns, FROZEN ones too, from `fill`, which gets the runtime's parameter
+ * numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step, or a unit is
+ * acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given back).
  */
 MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user)
 {
-  int32_t count = 0, i;
-  const mfsdp_piece *pieces = mfsdp_plan_pieces(rt->plan, -1, &count);
-  mfsdp_status status = MFSDP_OK;
-  mfsdp_buffer staging;
+  const size_t nbytes = MFSDP__INIT_CHUNK * sizeof(float);
+  mfsdp_buffer host, device;
+  mfsdp_status status;
+  int32_t i;
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (fill == NULL) return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "init: fill is NULL");
   if (rt->in_step) return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "init: a step is open");
   for (i = 0; i < rt->unit_count; ++i)
     if (rt->units[i].acquires > 0)
       return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "init: unit %d is acquired", (int)i);
-  MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, MFSDP__INIT_CHUNK * sizeof(float),
-                               MFSDP_SPACE_PINNED, MFSDP_MEMORY_STAGING, &staging));
-  for (i = 0; i < count && status == MFSDP_OK; ++i)
-    if (pieces[i].owner == rt->rank)
-      status = mfsdp__init_piece(rt, &pieces[i], fill, user, (float *)staging.data);
-  if (status != MFSDP_OK) {
-    (void)mfsdp__runtime_failed(rt, status);
-    mfsdp__runtime_drain(rt);
+  mfsdp__unit_drop_unacquired(rt);
+  MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_PINNED,
+                               MFSDP_MEMORY_STAGING, &host));
+  status = mfsdp_buffer_alloc(rt->context, rt->backend, rt->copy.nbytes > 0 ? nbytes : 0,
+                              MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &device);
+  if (status == MFSDP_OK) {
+    status = mfsdp__init_all(rt, fill, user, (float *)host.data, (float *)device.data);
+    if (status != MFSDP_OK) {
+      (void)mfsdp__runtime_failed(rt, status);
+      mfsdp__runtime_drain(rt); /* a queue may still read the staging */
+    }
+    mfsdp_buffer_free(rt->context, rt->backend, &device);
   }
-  mfsdp_buffer_free(rt->context, rt->backend, &staging);
-  if (status != MFSDP_OK) return status;
-  MFSDP__RUNTIME_TRY(rt, rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done));
-  return MFSDP_OK;
+  mfsdp_buffer_free(rt->context, rt->backend, &host);
+  return status;
 }
 
-/* One piece from its owner to the receivers, into `full` at its place; a batch of its own. */
-MFSDP_API mfsdp_status mfsdp__export_piece(mfsdp_runtime *rt, const mfsdp_piece *piece, int32_t root,
-                                           float *full)
+/* ---- export ---- */
+
+/* The part of a piece in elements [first, first + count) of its tensor. */
+typedef struct mfsdp__export_run {
+  int64_t first, count; /* of the tensor */
+  int32_t root, group;
+  float *chunk;         /* DEVICE: holds the tensor's elements from chunk_first on */
+  int64_t chunk_first;
+} mfsdp__export_run;
+
+/* The owner's values in fp32, at their place in its own chunk: from the master, or from a FROZEN copy. */
+MFSDP_API mfsdp_status mfsdp__export_load(mfsdp_runtime *rt, const mfsdp_piece *piece,
+                                          const mfsdp__export_run *run, float *place)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
-  const float *master =
-    (const float *)rt->master.data + rt->units[piece->unit].shard_first + piece->shard_offset;
-  const size_t nbytes = (size_t)piece->count * sizeof(float);
-  const int receives = root < 0 || root == rt->rank;
+  const int64_t skipped = run->first - piece->first;
+  const float *master = mfsdp__piece_master(rt, piece);
+  const mfsdp_dtype compute = rt->units[piece->unit].compute;
+  if (master != NULL)
+    return ops->copy(rt->backend->self, rt->communication, place, MFSDP_SPACE_DEVICE, master + skipped,
+                     rt->desc.state_space, (size_t)run->count * sizeof(float));
+  return ops->cast(rt->backend->self, rt->communication, place, MFSDP_F32,
+                   mfsdp__piece_copy(rt, piece) + (size_t)skipped * mfsdp_dtype_nbytes(compute), compute,
+                   run->count);
+}
+
+/* One run from its owner to the receivers, at its place in their chunks; a batch of its own. */
+MFSDP_API mfsdp_status mfsdp__export_send(mfsdp_runtime *rt, const mfsdp_piece *piece,
+                                          const mfsdp__export_run *run)
+{
+  const mfsdp__group_entry *group = &rt->groups[run->group];
+  float *place = run->chunk + (run->first - run->chunk_first);
+  const size_t nbytes = (size_t)run->count * sizeof(float);
+  const int owns = piece->owner == group->rank;
   mfsdp_traffic_count *sent = &rt->context->counters.sent[MFSDP_TRAFFIC_EXPORT];
   mfsdp_batch batch = mfsdp_batch_default();
   int32_t r, count = 0;
-  if (piece->owner == rt->rank) {
-    for (r = 0; r < rt->world; ++r) {
-      mfsdp_xfer *x = &rt->export_xfers[count];
-      if (r == rt->rank || (root >= 0 && r != root)) continue;
-      memset(x, 0, sizeof(*x));
-      x->src = master;
-      x->nbytes = nbytes;
-      x->peer = r;
-      x->is_send = 1;
-      ++count;
-      sent->payload_nbytes += nbytes;
-      sent->wire_nbytes += nbytes;
-      ++sent->transfer_count;
-    }
-    if (receives)
-      MFSDP_TRY(ops->copy(rt->backend->self, rt->communication, full + piece->first, MFSDP_SPACE_DEVICE,
-                          master, MFSDP_SPACE_DEVICE, nbytes));
-  } else if (receives) {
-    mfsdp_xfer *x = &rt->export_xfers[count++];
+  if (owns) MFSDP_TRY(mfsdp__export_load(rt, piece, run, place));
+  for (r = 0; r < group->world; ++r) {
+    mfsdp_xfer *x = &rt->export_xfers[count];
+    const int sends = owns && r != group->rank && (run->root < 0 || r == run->root);
+    const int receives = r == piece->owner && !owns && (run->root < 0 || run->root == group->rank);
+    if (!sends && !receives) continue;
     memset(x, 0, sizeof(*x));
-    x->dst = full + piece->first;
     x->nbytes = nbytes;
-    x->peer = piece->owner;
+    x->peer = r;
+    x->is_send = sends;
+    if (sends)
+      x->src = place;
+    else
+      x->dst = place;
+    sent->payload_nbytes += sends ? nbytes : 0;
+    sent->wire_nbytes += sends ? nbytes : 0;
+    sent->transfer_count += (uint64_t)sends;
+    ++count;
   }
   if (count == 0) return MFSDP_OK;
   batch.xfers = rt->export_xfers;
   batch.xfer_count = count;
   batch.traffic = MFSDP_TRAFFIC_EXPORT;
   batch.label = "export";
-  return mfsdp_transport_submit(rt->context, rt->transport, rt->communication, &batch);
+  return mfsdp_transport_submit(rt->context, group->transport, rt->communication, &batch);
 }
 
-MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t root,
-                                     mfsdp__slot *slot, float *dst)
+/* Elements [first, first + count) of a parameter, through one slot. */
+MFSDP_API mfsdp_status mfsdp__export_chunk(mfsdp_runtime *rt, int32_t param, int32_t root,
+                                           const mfsdp__slot *slot, int64_t first, int64_t count,
+                                           float *dst)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
-  const size_t nbytes = (size_t)mfsdp_plan_param_numel(rt->plan, param) * sizeof(float);
-  int32_t count = 0, i;
-  const mfsdp_piece *pieces =
-    mfsdp_plan_param_pieces(rt->plan, mfsdp_plan_param_owner(rt->plan, param), &count);
-  MFSDP_TRY(ops->queue_wait(self, rt->communication, slot->idle));
-  MFSDP_TRY(ops->queue_wait(self, rt->communication, rt->step_done));
-  for (i = 0; i < count; ++i)
-    MFSDP_TRY(mfsdp__export_piece(rt, &pieces[i], root, (float *)(void *)slot->data));
-  if (root < 0 || root == rt->rank)
-    MFSDP_TRY(ops->copy(self, rt->communication, dst, MFSDP_SPACE_HOST, slot->data,
-                        MFSDP_SPACE_DEVICE, nbytes));
+  const mfsdp__param_entry *owner = &rt->params[rt->params[param].owner];
+  const mfsdp__group_entry *group = &rt->groups[owner->group];
+  int32_t piece_count = 0, i;
+  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(group->plan, owner->index, &piece_count);
+  mfsdp__export_run run;
+  run.root = root;
+  run.group = owner->group;
+  run.chunk = (float *)(void *)slot->data;
+  run.chunk_first = first;
+  for (i = 0; i < piece_count; ++i) {
+    const int64_t end = pieces[i].first + pieces[i].count;
+    const int64_t last = end < first + count ? end : first + count;
+    run.first = pieces[i].first > first ? pieces[i].first : first;
+    run.count = last - run.first;
+    if (run.count > 0) MFSDP_TRY(mfsdp__export_send(rt, &pieces[i], &run));
+  }
+  if (root < 0 || root == group->rank)
+    MFSDP_TRY(ops->copy(self, rt->communication, dst + first, MFSDP_SPACE_HOST, slot->data,
+                        MFSDP_SPACE_DEVICE, (size_t)count * sizeof(float)));
   MFSDP_TRY(ops->event_record(self, rt->communication, slot->idle));
-  return ops->event_wait(self, rt->context, slot->idle, rt->transport->deadline_us);
+  return ops->event_wait(self, rt->context, slot->idle, rt->deadline_us);
+}
+
+MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t root,
+                                     const mfsdp__slot *slot, float *dst)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  const mfsdp__param_entry *entry = &rt->params[param];
+  const int64_t numel = mfsdp_plan_param_numel(rt->groups[entry->group].plan, entry->index);
+  const int64_t capacity = (int64_t)(rt->param_ring.slot_nbytes / sizeof(float));
+  int64_t first;
+  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, slot->idle));
+  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
+  for (first = 0; first < numel; first += capacity)
+    MFSDP_TRY(mfsdp__export_chunk(rt, param, root, slot, first,
+                                  numel - first < capacity ? numel - first : capacity, dst));
+  return MFSDP_OK;
 }
 
 /*
- * Copies a parameter's whole fp32 master to `dst` (HOST, numel floats, row-major) on rank `root`, or on
- * every rank for root -1; other ranks pass NULL. An alias gives its owner's. Collective, COMPLETE. Uses
- * one free parameter slot and no other memory.
+ * Copies a parameter's whole fp32 master (of a FROZEN one its value) to `dst` (HOST, numel floats,
+ * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass NULL. An
+ * alias gives its owner's. Collective over the group, COMPLETE. Streams through one free parameter slot
+ * and uses no other memory.
  * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is free.
  */
 MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root, float *dst)
 {
+  const mfsdp__group_entry *group;
   mfsdp_status status;
   int32_t slot;
   MFSDP_TRY(mfsdp__runtime_usable(rt));
-  if (param < 0 || param >= rt->param_count || root < -1 || root >= rt->world)
+  group = param < 0 || param >= rt->param_count ? &rt->groups[0] : &rt->groups[rt->params[param].group];
+  if (param < 0 || param >= rt->param_count || root < -1 || root >= group->world)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
                       "export: parameter %d to root %d; needs 0 to %d, and -1 to %d", (int)param,
-                      (int)root, (int)rt->param_count - 1, (int)rt->world - 1);
-  if ((root < 0 || root == rt->rank) && dst == NULL && mfsdp_plan_param_numel(rt->plan, param) > 0)
+                      (int)root, (int)rt->param_count - 1, (int)group->world - 1);
+  if ((root < 0 || root == group->rank) && dst == NULL &&
+      mfsdp_plan_param_numel(group->plan, rt->params[param].index) > 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: dst is NULL on a receiving rank");
+  if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_drop_unacquired(rt);
   slot = mfsdp__ring_claim(&rt->param_ring, rt->params[param].unit);
   if (slot < 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,

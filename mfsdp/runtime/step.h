@@ -6,7 +6,23 @@
 #ifndef MFSDP_RUNTIME_STEP_H
 #define MFSDP_RUNTIME_STEP_H
 
-#include "units.h"
+#include "grads.h"
+
+/* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
+MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped)
+{
+  const mfsdp_loss_scale *rule = &rt->desc.loss_scale;
+  if (rule->initial == 0.0) return;
+  if (skipped) {
+    rt->loss_scale *= rule->backoff;
+    rt->steps_since_skip = 0;
+    return;
+  }
+  if (++rt->steps_since_skip < rule->growth_interval) return;
+  rt->steps_since_skip = 0;
+  rt->loss_scale = rt->loss_scale * rule->growth > rule->largest ? rule->largest
+                                                                   : rt->loss_scale * rule->growth;
+}
 
 /* Takes in the record of the last step, if that has not been done: waits for its verdict. */
 MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
@@ -15,16 +31,19 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
   mfsdp_verdict *v = &rt->last_verdict;
   if (!rt->verdict_pending) return MFSDP_OK;
   MFSDP__RUNTIME_TRY(rt, rt->backend->ops->event_wait(rt->backend->self, rt->context,
-                                                      rt->verdict_ready, rt->transport->deadline_us));
+                                                      rt->verdict_ready, rt->deadline_us));
   *v = mfsdp_verdict_default();
   v->step = rt->step_index - 1;
   v->applied_steps = record->applied_steps;
   v->grad_norm = record->grad_norm;
   v->clip_scale = record->clip_scale;
   v->value_mean = record->value_mean;
+  v->weight_sum = record->weight_sum;
+  v->loss_scale = rt->loss_scale;
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
+  mfsdp__step_adapt_loss_scale(rt, v->skipped);
   rt->verdict_pending = 0;
   return MFSDP_OK;
 }
@@ -66,11 +85,11 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
   MFSDP_TRY(mfsdp__step_harvest(rt));
   rt->step = *desc;
   rt->micro_batch_count = desc->micro_batch_count;
-  rt->value_count = 0;
+  rt->value_count = rt->weight_count = 0;
   rt->in_step = 1;
   memset(header, 0, rt->verdict.header.nbytes);
   memcpy(&nan_bits, &not_reported, sizeof(nan_bits));
-  for (i = 0; i < rt->desc.max_micro_batches; ++i) header[1 + i] = nan_bits;
+  for (i = 0; i < rt->desc.max_micro_batches; ++i) header[1 + i] = nan_bits; /* weights stay 0 */
   for (i = 0; i < rt->unit_count; ++i) rt->units[i].reduces = 0;
   return MFSDP_OK;
 }
@@ -90,11 +109,40 @@ MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value)
   return MFSDP_OK;
 }
 
+/*
+ * Reports the weight (tokens) of the next micro-batch; only with desc.weighted, and then for each one. The
+ * gradient that backward adds is that of the sum over tokens; the step divides by all weights.
+ * E_STATE: not weighted, no step is open, or more weights than micro-batches. E_ARGUMENT: negative or
+ * not finite.
+ */
+MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight)
+{
+  MFSDP_TRY(mfsdp__runtime_usable(rt));
+  if (!rt->desc.weighted || !rt->in_step || rt->weight_count >= rt->micro_batch_count)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step weight: %s",
+                      !rt->desc.weighted ? "the runtime was not made with weighted"
+                      : rt->in_step      ? "more weights than micro-batches"
+                                         : "no step is open");
+  if (!(weight >= 0.0) || !(weight <= 1e300))
+    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "step weight: %g, needs 0 or more", weight);
+  memcpy((uint64_t *)rt->verdict.header.data + 1 + rt->desc.max_micro_batches + rt->weight_count, &weight,
+         sizeof(weight));
+  ++rt->weight_count;
+  return MFSDP_OK;
+}
+
+/* What the trainer multiplies its loss gradient with in this step; 1 without loss scaling. */
+MFSDP_API double mfsdp_runtime_loss_scale(const mfsdp_runtime *rt) { return rt->loss_scale; }
+
 MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
 {
   int32_t i;
   if (!rt->in_step)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step end: no step is open (mfsdp_step_begin)");
+  if (rt->desc.weighted && rt->weight_count != rt->micro_batch_count)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                      "step end: %d of %d micro-batches have a weight (mfsdp_step_weight)",
+                      (int)rt->weight_count, (int)rt->micro_batch_count);
   for (i = 0; i < rt->unit_count; ++i) {
     const mfsdp__unit *unit = &rt->units[i];
     if (unit->acquires > 0)
@@ -104,7 +152,9 @@ MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
     if (unit->grad_state != MFSDP__GRAD_CLOSED)
       return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                         "step end: unit %d has %s gradients that were not reduced", (int)i,
-                        unit->grad_state == MFSDP__GRAD_OPEN ? "open" : "a tied tensor's");
+                        unit->grad_state == MFSDP__GRAD_OPEN   ? "open"
+                        : unit->grad_state == MFSDP__GRAD_HELD ? "accumulated"
+                                                               : "a tied tensor's");
   }
   return MFSDP_OK;
 }
@@ -123,21 +173,42 @@ MFSDP_API mfsdp_status mfsdp__step_clear_unused(mfsdp_runtime *rt)
   return MFSDP_OK;
 }
 
-/* This rank's message: the host's header, then the sums of squares of its own blocks; then the gather. */
+/* HSDP: the owners of the same pieces add up their sums, in replica order. */
+MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt)
+{
+  int32_t g;
+  for (g = 0; g < rt->group_count; ++g) {
+    const mfsdp__group_entry *group = &rt->groups[g];
+    float *sums = (float *)group->replica_sum.data, *accumulator;
+    if (group->replica_reduce == NULL) continue;
+    accumulator = (float *)rt->accumulator.data + group->accumulator_first;
+    MFSDP_TRY(mfsdp__runtime_order(rt, rt->compute, rt->compute_done, rt->communication));
+    MFSDP_TRY(mfsdp_reduce(rt->context, group->replica_reduce, rt->communication, accumulator, sums, 1,
+                           rt->staging.data));
+    MFSDP_TRY(mfsdp_gather(rt->context, group->replica_gather, rt->communication, sums, accumulator));
+    MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
+  }
+  return MFSDP_OK;
+}
+
+/* This rank's message: the host's header, then the sums of squares of its own blocks; then the gather,
+ * inside the group and over its replicas. */
 MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   const mfsdp__verdict_tables *t = &rt->verdict;
   uint64_t *messages = (uint64_t *)t->messages.data;
-  uint64_t *own = messages + t->own_word;
+  uint64_t *own = messages + t->own_word, *replica = messages + t->replica_word;
   MFSDP_TRY(ops->copy(self, rt->compute, own, MFSDP_SPACE_DEVICE, t->header.data, MFSDP_SPACE_PINNED,
                       t->header.nbytes));
   MFSDP_TRY(ops->sumsq(self, rt->compute, (double *)(void *)(own + t->header_words),
                        (const float *)rt->accumulator.data, (const mfsdp_block *)t->blocks.data,
                        t->own_block_count));
   MFSDP_TRY(mfsdp__runtime_order(rt, rt->compute, rt->compute_done, rt->communication));
-  MFSDP_TRY(mfsdp_gather(rt->context, t->gather, rt->communication, own, messages));
+  MFSDP_TRY(mfsdp_gather(rt->context, t->gather, rt->communication, own, replica));
+  if (t->replica_gather != NULL)
+    MFSDP_TRY(mfsdp_gather(rt->context, t->replica_gather, rt->communication, replica, messages));
   return mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute);
 }
 
@@ -151,14 +222,16 @@ MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
   args.rank_word = (const int64_t *)t->rank_word.data;
   args.block_word = (const int64_t *)t->block_word.data;
   args.block_count = t->block_count;
-  args.world = rt->world;
+  args.world = t->ranks;
   args.value_capacity = rt->desc.max_micro_batches;
-  args.value_count = rt->micro_batch_count * rt->world;
-  args.param_count = rt->param_count;
-  args.group_count = rt->group_count;
+  args.value_count = rt->micro_batch_count * t->ranks;
+  args.weighted = rt->desc.weighted;
+  args.param_count = t->presence_count;
+  args.group_count = rt->hyper_count;
   args.rates = (const mfsdp_group_rates *)t->rates.data;
   args.lr_factor = rt->step.lr_factor;
   args.grad_scale = rt->step.grad_weight;
+  args.loss_scale = rt->loss_scale;
   args.clip_norm = rt->desc.clip_norm;
   args.missing_is_zero = rt->desc.missing == MFSDP_MISSING_ZEROS;
   args.present = (uint32_t *)t->present.data;
@@ -170,32 +243,38 @@ MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
 
 MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt)
 {
-  mfsdp_status status;
-  mfsdp_trace_begin(rt->context, "compute", "optimizer");
-  status = mfsdp_optimizer_step(rt->context, rt->optimizer, rt->compute,
-                                (const mfsdp_step_scalars *)rt->verdict.scalars.data,
-                                (const uint32_t *)rt->verdict.present.data);
-  mfsdp_trace_end(rt->context, "compute", "optimizer");
-  MFSDP_TRY(status);
+  MFSDP_TRY(mfsdp_trace_mark_enqueue(rt->backend, rt->compute, &rt->optimizer_begin));
+  MFSDP_TRY(mfsdp_optimizer_step(rt->context, rt->optimizer, rt->compute,
+                                 (const mfsdp_step_scalars *)rt->verdict.scalars.data,
+                                 (const uint32_t *)rt->verdict.present.data));
+  MFSDP_TRY(mfsdp_trace_mark_enqueue(rt->backend, rt->compute, &rt->optimizer_end));
   return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done);
+}
+
+MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt)
+{
+  /* The last reductions come before the norm, and all gathers before the masters change. */
+  MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
+  MFSDP_TRY(mfsdp__step_clear_unused(rt));
+  MFSDP_TRY(mfsdp__step_sum_replicas(rt));
+  MFSDP_TRY(mfsdp__step_message(rt));
+  MFSDP_TRY(mfsdp__step_fold(rt));
+  return mfsdp__step_update(rt);
 }
 
 /*
  * Ends a step: global norm and verdict from one small gather, then the optimizer on this rank's own
  * pieces. stop_requested != 0 on any rank sets the verdict's stop on all. ENQUEUED; mfsdp_step_verdict
- * waits. E_STATE: no step is open, a unit is acquired, or gradients are open: nothing was sent.
+ * waits. E_STATE: no step is open, a unit is acquired, gradients are open, or a weight is missing: nothing
+ * was sent.
  */
 MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
 {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   MFSDP_TRY(mfsdp__step_may_end(rt));
   ((uint64_t *)rt->verdict.header.data)[0] = stop_requested ? MFSDP_MESSAGE_STOP : 0;
-  /* The last reductions come before the norm. */
-  MFSDP__RUNTIME_TRY(rt, mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
-  MFSDP__RUNTIME_TRY(rt, mfsdp__step_clear_unused(rt));
-  MFSDP__RUNTIME_TRY(rt, mfsdp__step_message(rt));
-  MFSDP__RUNTIME_TRY(rt, mfsdp__step_fold(rt));
-  MFSDP__RUNTIME_TRY(rt, mfsdp__step_update(rt));
+  mfsdp__unit_drop_unacquired(rt);
+  MFSDP__RUNTIME_TRY(rt, mfsdp__step_run(rt));
   rt->in_step = 0;
   rt->verdict_pending = 1;
   ++rt->step_index;

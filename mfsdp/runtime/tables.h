@@ -30,62 +30,94 @@ typedef struct mfsdp__ring {
 typedef enum mfsdp__grad_state {
   MFSDP__GRAD_CLOSED = 0,
   MFSDP__GRAD_BORROWED, /* open for a tied tensor of another unit; its own backward is still to come */
-  MFSDP__GRAD_OPEN
+  MFSDP__GRAD_OPEN,
+  MFSDP__GRAD_HELD      /* local accumulation: closed for the caller, its sums are kept in the slot */
 } mfsdp__grad_state;
 
+/* A group as the runtime uses it. */
+typedef struct mfsdp__group_entry {
+  const mfsdp_plan *plan;
+  const mfsdp_transport *transport, *replica;
+  const mfsdp_control *control, *replica_control;
+  int32_t rank, world, replica_rank, replica_world;
+  int32_t param_first;    /* the runtime's number of the plan's parameter 0 */
+  int32_t presence_first; /* the same in the presence words, which all instances of a group share */
+  int64_t accumulator_first, accumulator_count; /* of all its units */
+  mfsdp_coll *replica_reduce, *replica_gather;  /* NULL without replicas or elements */
+  mfsdp_buffer replica_sum;                     /* DEVICE: this replica's part of the sums */
+} mfsdp__group_entry;
+
 typedef struct mfsdp__unit {
-  char gather_label[40], reduce_label[40];
+  char gather_label[40], reduce_label[40], wait_label[40];
+  int32_t group;               /* -1: an unused number, legal and empty */
+  const int32_t *params;       /* the plan's numbers; add param_first */
+  int32_t param_count, param_first;
   mfsdp_coll *gather, *reduce; /* NULL when the layout is empty */
   mfsdp_event *gathered;
   int32_t *owners;             /* units that own tensors this unit only aliases */
   int32_t owner_count;
-  int64_t full_count, grad_count;   /* elements of the two full buffers */
-  int64_t shard_first, shard_count; /* this rank's segment in the master storage */
+  const int32_t *prefetch[4];  /* by mfsdp_use: prefetch_count units that are acquired next */
+  int32_t prefetch_count[4];
+  mfsdp_dtype compute, grad, wire;
+  int64_t full_count, grad_count;     /* elements of the two full buffers */
+  int64_t master_first, master_count; /* this rank's segment in the master storage */
+  int32_t master_in_gather_layout;    /* 1: the master is what is gathered (and holds FROZEN) */
+  size_t copy_first_nbytes;           /* else: the segment's compute copy in the copy storage */
+  int64_t shard_count;                /* elements of the gathered segment */
   int64_t accumulator_first, accumulator_count;
-  int32_t acquires, param_slot;     /* state: 0 = SHARDED, > 0 = FULL in param_slot */
-  int32_t grad_state, grad_slot;    /* state */
-  int32_t reduces;                  /* state: micro-batches reduced in this step */
+  int32_t acquires;                   /* state: 0 with a slot = gathered ahead or kept */
+  int32_t param_slot;                 /* state: -1 = SHARDED */
+  int32_t wanted;                     /* state: used next, so it stays in its slot at the last release */
+  int32_t kept;                       /* state: between forward and backward without resharding */
+  int32_t grad_state, grad_slot;      /* state */
+  int32_t reduces;                    /* state: micro-batches closed in this step */
 } mfsdp__unit;
 
 typedef struct mfsdp__param_entry {
-  int32_t owner;       /* the parameter with the storage: itself unless an alias */
-  int32_t unit;        /* of the owner: whose buffers hold it */
-  int32_t use_unit;    /* the unit it was declared in */
+  int32_t group, index; /* the plan's number */
+  int32_t owner;        /* the parameter with the storage: itself unless an alias */
+  int32_t presence;     /* bit of the owner in the presence words; -1: FROZEN */
+  int32_t unit;         /* of the owner: whose buffers hold it */
+  int32_t use_unit;     /* the unit it was declared in */
   int64_t offset, grad_offset; /* in the unit's full buffers; grad_offset -1: FROZEN */
-  int32_t absent;      /* state: no gradient in the open micro-batch */
+  int32_t absent;       /* state: no gradient in the open micro-batch */
 } mfsdp__param_entry;
 
 /* The step's small tables in the backend's memory, each a buffer of its own. */
 typedef struct mfsdp__verdict_tables {
-  mfsdp_buffer messages;    /* DEVICE: every rank's message */
+  mfsdp_buffer messages;    /* DEVICE: every rank's message, replica after replica */
   mfsdp_buffer header;      /* PINNED: this rank's words that the host writes */
   mfsdp_buffer rank_word, block_word, blocks, rates, present, scalars; /* DEVICE */
   mfsdp_buffer record;      /* PINNED */
-  mfsdp_coll *gather;
+  mfsdp_coll *gather, *replica_gather; /* inside group 0; over its replicas */
+  int64_t replica_word;     /* first word of this replica's messages */
   int64_t own_word;         /* first word of this rank's message */
-  int64_t header_words;     /* flags, values, presence: where block sums begin */
-  int64_t block_count;      /* of the plan */
-  int32_t own_block_count;
+  int64_t presence_word;    /* in a message: after flags, values and, if weighted, weights */
+  int64_t header_words;     /* in a message: where block sums begin */
+  int64_t block_count;      /* of all ranks, each block once */
+  int32_t own_block_count, presence_count;
+  int32_t ranks;            /* group 0's world times its replicas */
 } mfsdp__verdict_tables;
 
 struct mfsdp_runtime {
   mfsdp_context *context;
   mfsdp_runtime_desc desc; /* groups and optimizer are read by set-up only */
   const mfsdp_backend *backend;
-  const mfsdp_plan *plan;
-  const mfsdp_transport *transport;
-  const mfsdp_control *control;
-  int32_t rank, world, unit_count, param_count, group_count;
+  mfsdp__group_entry *groups;
+  int32_t group_count, unit_count, param_count, hyper_count;
 
   mfsdp__unit *units;
   mfsdp__param_entry *params;
   int32_t *owner_units;       /* storage of mfsdp__unit.owners */
   int32_t owner_unit_count;
+  int32_t *prefetch_units;    /* storage of mfsdp__unit.prefetch */
+  int32_t prefetch_unit_count;
   mfsdp__ring param_ring, grad_ring;
-  mfsdp_buffer master, accumulator, staging;
+  mfsdp_buffer master, copy, accumulator, staging, wire;
   mfsdp_optimizer *optimizer;
   mfsdp__verdict_tables verdict;
-  mfsdp_xfer *export_xfers;   /* world - 1 entries */
+  mfsdp_xfer *export_xfers;   /* largest world, at least 1 */
+  int32_t export_xfer_count;
 
   mfsdp_queue *communication; /* all transport work, in the order of calls */
   mfsdp_queue *compute;       /* desc.compute_queue, or one of our own */
@@ -93,11 +125,15 @@ struct mfsdp_runtime {
   mfsdp_event *compute_done;  /* last point of `compute` that `communication` waits for */
   mfsdp_event *reduced;       /* last point of `communication` that `compute` waits for */
   mfsdp_event *verdict_ready, *step_done;
+  mfsdp_trace_mark optimizer_begin, optimizer_end;
+  int64_t deadline_us;        /* the shortest of all transports */
 
   /* state */
-  int32_t in_step, micro_batch_count, value_count, verdict_pending;
+  int32_t in_step, micro_batch_count, value_count, weight_count, verdict_pending;
   mfsdp_step_desc step;
   int64_t step_index, skipped_steps;
+  double loss_scale;
+  int64_t steps_since_skip;
   mfsdp_verdict last_verdict;
   mfsdp_error failure;        /* the first error that left ranks apart; MFSDP_OK while sound */
 };
@@ -107,9 +143,14 @@ struct mfsdp_runtime {
 MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status status)
 {
   if (rt->failure.status == MFSDP_OK) {
+    int32_t g;
     rt->failure = rt->context->error;
     rt->failure.status = status;
-    rt->transport->ops->poison(rt->transport->self, &rt->failure);
+    for (g = 0; g < rt->group_count; ++g) {
+      const mfsdp__group_entry *group = &rt->groups[g];
+      group->transport->ops->poison(group->transport->self, &rt->failure);
+      if (group->replica != NULL) group->replica->ops->poison(group->replica->self, &rt->failure);
+    }
   }
   return status;
 }
@@ -151,12 +192,22 @@ MFSDP_API mfsdp_status mfsdp__runtime_order(mfsdp_runtime *rt, mfsdp_queue *queu
 }
 
 /* The caller's computation comes after `event`: its queue waits, or, without one, its thread does. */
-MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *event)
+MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *event, const char *label)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
-  if (rt->desc.compute_queue == NULL)
-    return ops->event_wait(rt->backend->self, rt->context, event, rt->transport->deadline_us);
-  return ops->queue_wait(rt->backend->self, rt->compute, event);
+  mfsdp_status status;
+  if (rt->desc.compute_queue != NULL) return ops->queue_wait(rt->backend->self, rt->compute, event);
+  mfsdp_trace_begin(rt->context, "host", label);
+  status = ops->event_wait(rt->backend->self, rt->context, event, rt->deadline_us);
+  mfsdp_trace_end(rt->context, "host", label);
+  return status;
+}
+
+/* The name of a parameter, by the runtime's number. */
+MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t param)
+{
+  const mfsdp__param_entry *entry = &rt->params[param];
+  return mfsdp_plan_param(rt->groups[entry->group].plan, entry->index)->name;
 }
 
 /* Memory that queues use is given back only when they are done with it: this waits until both have run
@@ -166,7 +217,7 @@ MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt)
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
-  const int64_t deadline_us = rt->transport->deadline_us;
+  const int64_t deadline_us = rt->deadline_us;
   const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
   if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
   if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)

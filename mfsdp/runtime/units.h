@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/units.h - acquire and release of a unit's parameters; opening, marking and reducing its
- * gradients. Part of runtime.h.
+ * runtime/units.h - acquire, prefetch and release of units' parameters. Part of runtime.h.
  *
- * Parameters are SHARDED or FULL with counted acquires. Gradients are CLOSED, BORROWED (open for a tied
- * tensor that another unit uses) or OPEN.
+ * A unit is SHARDED (no slot) or has a slot: acquired (acquires > 0), or gathered ahead or kept
+ * (acquires 0), and then the slot may be taken from it when another unit needs one. Everything here is
+ * decided by the sequence of calls and the tables alone, so all ranks gather in the same order.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_UNITS_H
@@ -12,77 +12,168 @@
 
 #include "tables.h"
 
-/* ---- parameters ---- */
+/* ---- slots ---- */
 
-MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, mfsdp__unit *unit, int32_t slot)
+/* Makes a unit SHARDED again: its slot is free for the next. Gathers into it are in queue order. */
+MFSDP_API void mfsdp__unit_drop(mfsdp_runtime *rt, mfsdp__unit *unit)
 {
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  const float *shard = (const float *)rt->master.data;
-  if (unit->gather == NULL) return MFSDP_OK;
-  /* The slot's last reader and the last update of the masters come first. */
-  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->param_ring.slots[slot].idle));
-  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
-  MFSDP_TRY(mfsdp_gather(rt->context, unit->gather, rt->communication,
-                         unit->shard_count > 0 ? shard + unit->shard_first : NULL,
-                         rt->param_ring.slots[slot].data));
-  MFSDP_TRY(ops->event_record(rt->backend->self, rt->communication, unit->gathered));
-  return mfsdp__runtime_settle(rt, unit->gathered);
+  rt->param_ring.slots[unit->param_slot].unit = -1;
+  unit->param_slot = -1;
+  unit->wanted = 0;
 }
 
-/* The caller has made sure that a slot is free. */
-MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index)
+/* Slots that are free, or held by units that nobody has acquired. */
+MFSDP_API int32_t mfsdp__unit_slots_available(const mfsdp_runtime *rt)
+{
+  int32_t i, count = 0;
+  for (i = 0; i < rt->param_ring.count; ++i) {
+    const int32_t holder = rt->param_ring.slots[i].unit;
+    count += holder < 0 || rt->units[holder].acquires == 0;
+  }
+  return count;
+}
+
+/* Takes the slot of the unit that was gathered ahead and has waited longest in ring order; units of
+ * `spared` (the ones being acquired) keep theirs. */
+MFSDP_API void mfsdp__unit_evict_one(mfsdp_runtime *rt, const mfsdp__unit *spared, int32_t spared_index)
+{
+  int32_t tried, i;
+  for (tried = 0; tried < rt->param_ring.count; ++tried) {
+    const int32_t holder = rt->param_ring.slots[(rt->param_ring.next + tried) % rt->param_ring.count].unit;
+    int32_t keep = holder == spared_index;
+    for (i = 0; i < spared->owner_count; ++i) keep = keep || holder == spared->owners[i];
+    if (holder < 0 || rt->units[holder].acquires > 0 || keep) continue;
+    mfsdp__unit_drop(rt, &rt->units[holder]);
+    return;
+  }
+}
+
+/* What is gathered: the compute copy of this rank's segment, or its masters. */
+MFSDP_API const void *mfsdp__unit_segment(const mfsdp_runtime *rt, const mfsdp__unit *unit)
+{
+  if (unit->shard_count == 0) return NULL;
+  if (unit->master_in_gather_layout) return (const float *)rt->master.data + unit->master_first;
+  return (const unsigned char *)rt->copy.data + unit->copy_first_nbytes;
+}
+
+/* Enqueues the gather of a unit into a free slot. */
+MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  mfsdp__unit *unit = &rt->units[index];
+  const mfsdp__slot *slot;
+  unit->param_slot = mfsdp__ring_claim(&rt->param_ring, index);
+  if (unit->gather == NULL) return MFSDP_OK;
+  slot = &rt->param_ring.slots[unit->param_slot];
+  /* The slot's last reader and the last update of the masters come first. */
+  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, slot->idle));
+  MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
+  MFSDP_TRY(mfsdp_gather(rt->context, unit->gather, rt->communication, mfsdp__unit_segment(rt, unit),
+                         slot->data));
+  return ops->event_record(rt->backend->self, rt->communication, unit->gathered);
+}
+
+/* ---- acquire ---- */
+
+/* Gathers the units that come next, as far as slots are free; those that have a slot keep it. */
+MFSDP_API mfsdp_status mfsdp__unit_prefetch(mfsdp_runtime *rt, const mfsdp__unit *unit, mfsdp_use use)
+{
+  int32_t i;
+  for (i = 0; i < unit->prefetch_count[use]; ++i) {
+    mfsdp__unit *next = &rt->units[unit->prefetch[use][i]];
+    if (next->param_slot >= 0)
+      next->wanted = 1;
+    else if (mfsdp__ring_free_count(&rt->param_ring) > 0)
+      MFSDP_TRY(mfsdp__unit_gather(rt, unit->prefetch[use][i]));
+  }
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
+                                               const mfsdp__unit *spared, int32_t spared_index)
 {
   mfsdp__unit *unit = &rt->units[index];
-  if (++unit->acquires > 1) return MFSDP_OK;
-  unit->param_slot = mfsdp__ring_claim(&rt->param_ring, index);
-  MFSDP__RUNTIME_TRY(rt, mfsdp__unit_gather(rt, unit, unit->param_slot));
+  if (unit->param_slot < 0 && unit->param_count > 0) {
+    if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_evict_one(rt, spared, spared_index);
+    MFSDP_TRY(mfsdp__unit_gather(rt, index));
+  }
+  ++unit->acquires;
+  unit->wanted = 0;
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit)
+/* The unit, then the owners of its tied tensors; then what comes next; then the wait for this one. */
+MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index, mfsdp_use use)
 {
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  mfsdp__slot *slot = &rt->param_ring.slots[unit->param_slot];
-  if (--unit->acquires > 0) return MFSDP_OK;
-  unit->param_slot = -1;
-  slot->unit = -1;
-  if (rt->context->desc.debug_poison)
-    MFSDP__RUNTIME_TRY(rt, ops->fill_bytes(rt->backend->self, rt->compute, slot->data, 0xff,
-                                           rt->param_ring.slot_nbytes));
-  MFSDP__RUNTIME_TRY(rt, ops->event_record(rt->backend->self, rt->compute, slot->idle));
+  const mfsdp__unit *unit = &rt->units[index];
+  int32_t i;
+  MFSDP_TRY(mfsdp__unit_acquire_one(rt, index, unit, index));
+  if (unit->param_count == 0) return MFSDP_OK; /* nothing to gather, no slot */
+  for (i = 0; i < unit->owner_count; ++i)
+    MFSDP_TRY(mfsdp__unit_acquire_one(rt, unit->owners[i], unit, index));
+  MFSDP_TRY(mfsdp__unit_prefetch(rt, unit, use));
+  MFSDP_TRY(mfsdp__runtime_settle(rt, unit->gathered, unit->wait_label));
+  for (i = 0; i < unit->owner_count; ++i)
+    MFSDP_TRY(mfsdp__runtime_settle(rt, rt->units[unit->owners[i]].gathered, unit->wait_label));
   return MFSDP_OK;
+}
+
+/* Slots that an acquire still has to find, and those it may find them in. */
+MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
+{
+  int32_t i, needed = unit->param_slot < 0 && unit->param_count > 0, available = mfsdp__unit_slots_available(rt);
+  available -= unit->param_slot >= 0 && unit->acquires == 0; /* its own slot is not up for taking */
+  for (i = 0; i < unit->owner_count; ++i) {
+    const mfsdp__unit *owner = &rt->units[unit->owners[i]];
+    needed += owner->param_slot < 0;
+    available -= owner->param_slot >= 0 && owner->acquires == 0;
+  }
+  if (needed <= available) return MFSDP_OK;
+  return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                    "acquire unit %d: needs %d parameter slots, %d of %d are free; release a unit or "
+                    "raise active_units",
+                    (int)index, (int)needed, (int)available, (int)rt->param_ring.count);
 }
 
 /*
  * Makes a unit's full parameters available (mfsdp_unit_param), and those of the units that own its tied
- * tensors. Counted: each acquire needs its release; only the first one gathers. Every rank acquires in
- * the same order. COMPLETE without a compute queue, otherwise ordered before later work on it.
+ * tensors; starts the gathers of the units that come next for this use (desc.prefetch_depth). Counted:
+ * each acquire needs its release; only a unit that is not there yet is gathered. Any order and number of
+ * acquires is fine, as long as it is the same on every rank. COMPLETE without a compute queue, otherwise
+ * ordered before later work on it.
  * E_ARGUMENT: no such unit. E_STATE: no slot is free (nothing changed). E_TIMEOUT, E_PEER, E_BACKEND.
  */
 MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp_use use)
 {
   mfsdp__unit *u = NULL;
-  int32_t i, needed;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
   if (use < MFSDP_USE_FORWARD || use > MFSDP_USE_EVALUATE)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "acquire unit %d: unknown use %d", (int)unit,
                       (int)use);
-  needed = u->acquires == 0;
-  for (i = 0; i < u->owner_count; ++i) needed += rt->units[u->owners[i]].acquires == 0;
-  if (needed > mfsdp__ring_free_count(&rt->param_ring))
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "acquire unit %d: needs %d parameter slots, %d of %d are free; release a unit or "
-                      "raise active_units",
-                      (int)unit, (int)needed, (int)mfsdp__ring_free_count(&rt->param_ring),
-                      (int)rt->param_ring.count);
-  MFSDP_TRY(mfsdp__unit_acquire_one(rt, unit));
-  for (i = 0; i < u->owner_count; ++i) MFSDP_TRY(mfsdp__unit_acquire_one(rt, u->owners[i]));
+  MFSDP_TRY(mfsdp__unit_room(rt, unit, u));
+  if (rt->desc.reshard_after_forward == 0) u->kept = use == MFSDP_USE_FORWARD;
+  MFSDP__RUNTIME_TRY(rt, mfsdp__unit_acquire_all(rt, unit, use));
   return MFSDP_OK;
 }
 
+/* ---- release ---- */
+
+MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit)
+{
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  mfsdp__slot *slot;
+  if (--unit->acquires > 0 || unit->param_count == 0) return MFSDP_OK;
+  slot = &rt->param_ring.slots[unit->param_slot];
+  if (unit->wanted || unit->kept) return ops->event_record(rt->backend->self, rt->compute, slot->idle);
+  mfsdp__unit_drop(rt, unit);
+  if (rt->context->desc.debug_poison)
+    MFSDP_TRY(ops->fill_bytes(rt->backend->self, rt->compute, slot->data, 0xff, rt->param_ring.slot_nbytes));
+  return ops->event_record(rt->backend->self, rt->compute, slot->idle);
+}
+
 /*
- * Ends one acquire. After the last one the parameters are SHARDED again and their addresses invalid.
- * E_STATE: the unit is not acquired.
+ * Ends one acquire. After the last one the parameters are SHARDED again (unless they are kept for
+ * backward or used next) and their addresses invalid. E_STATE: the unit is not acquired.
  */
 MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit)
 {
@@ -91,15 +182,27 @@ MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit)
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
   if (u->acquires == 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "release unit %d: it is not acquired", (int)unit);
-  MFSDP_TRY(mfsdp__unit_release_one(rt, u));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__unit_release_one(rt, u));
   for (i = 0; i < u->owner_count; ++i)
-    MFSDP_TRY(mfsdp__unit_release_one(rt, &rt->units[u->owners[i]]));
+    MFSDP__RUNTIME_TRY(rt, mfsdp__unit_release_one(rt, &rt->units[u->owners[i]]));
   return MFSDP_OK;
+}
+
+/* Before the masters change, and for calls that need slots: nothing stays that nobody has acquired. */
+MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt)
+{
+  int32_t u;
+  for (u = 0; u < rt->unit_count; ++u) {
+    rt->units[u].kept = 0;
+    rt->units[u].wanted = 0;
+    if (rt->units[u].param_slot >= 0 && rt->units[u].acquires == 0) mfsdp__unit_drop(rt, &rt->units[u]);
+  }
 }
 
 /*
  * A parameter's full tensor, contiguous and row-major in its compute dtype, DEVICE; an alias gives its
- * owner's. Stable until the unit's matching release. NULL unless acquired, or for an unknown index.
+ * owner's. Stable from acquire to the unit's matching release. NULL unless acquired, or for an unknown
+ * index.
  */
 MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param)
 {
@@ -109,188 +212,8 @@ MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param)
   entry = &rt->params[param];
   unit = &rt->units[entry->unit];
   if (unit->acquires == 0) return NULL;
-  return (const float *)(const void *)rt->param_ring.slots[unit->param_slot].data + entry->offset;
-}
-
-/* ---- gradients ---- */
-
-/* Takes a gradient slot for the unit and clears it; the caller has made sure that one is free. */
-MFSDP_API mfsdp_status mfsdp__unit_open_grads(mfsdp_runtime *rt, int32_t index)
-{
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  mfsdp__unit *unit = &rt->units[index];
-  mfsdp__slot *slot;
-  if (unit->grad_count == 0) return MFSDP_OK;
-  unit->grad_slot = mfsdp__ring_claim(&rt->grad_ring, index);
-  slot = &rt->grad_ring.slots[unit->grad_slot];
-  MFSDP__RUNTIME_TRY(rt, ops->queue_wait(rt->backend->self, rt->compute, slot->idle));
-  MFSDP__RUNTIME_TRY(rt, ops->fill_bytes(rt->backend->self, rt->compute, slot->data, 0,
-                                         (size_t)unit->grad_count * sizeof(float)));
-  return MFSDP_OK;
-}
-
-MFSDP_API void mfsdp__unit_close_grads(mfsdp_runtime *rt, mfsdp__unit *unit)
-{
-  if (unit->grad_slot >= 0) rt->grad_ring.slots[unit->grad_slot].unit = -1;
-  unit->grad_slot = -1;
-  unit->grad_state = MFSDP__GRAD_CLOSED;
-}
-
-/* Slots that opening this unit takes: its own and those of owners of its tied tensors. */
-MFSDP_API int32_t mfsdp__unit_grads_needed(const mfsdp_runtime *rt, const mfsdp__unit *unit)
-{
-  int32_t i, needed = unit->grad_state == MFSDP__GRAD_CLOSED && unit->grad_count > 0;
-  for (i = 0; i < unit->owner_count; ++i) {
-    const mfsdp__unit *owner = &rt->units[unit->owners[i]];
-    needed += owner->grad_state == MFSDP__GRAD_CLOSED && owner->grad_count > 0;
-  }
-  return needed;
-}
-
-MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
-{
-  int32_t i;
-  if (!rt->in_step)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "gradients of unit %d: no step is open (mfsdp_step_begin)",
-                      (int)index);
-  if (unit->grad_state == MFSDP__GRAD_OPEN)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "gradients of unit %d: already open", (int)index);
-  if (unit->reduces >= rt->micro_batch_count)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "gradients of unit %d: all %d micro-batches announced in mfsdp_step_begin are "
-                      "reduced",
-                      (int)index, (int)rt->micro_batch_count);
-  for (i = 0; i < unit->owner_count; ++i) /* its buffer could never be reduced again */
-    if (rt->units[unit->owners[i]].reduces >= rt->micro_batch_count)
-      return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                        "gradients of unit %d: unit %d, which owns a tensor tied to it, is reduced "
-                        "already; owners are reduced last",
-                        (int)index, (int)unit->owners[i]);
-  if (mfsdp__unit_grads_needed(rt, unit) > mfsdp__ring_free_count(&rt->grad_ring))
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "gradients of unit %d: need %d gradient slots, %d of %d are free; reduce a unit or "
-                      "raise active_grads",
-                      (int)index, (int)mfsdp__unit_grads_needed(rt, unit),
-                      (int)mfsdp__ring_free_count(&rt->grad_ring), (int)rt->grad_ring.count);
-  return MFSDP_OK;
-}
-
-/*
- * Opens a zeroed gradient buffer for the unit (mfsdp_unit_grad). Backward ADDS into it. Tensors tied to
- * another unit's accumulate in that unit's buffer, which stays open until its own reduce. COMPLETE
- * without a compute queue, otherwise ordered before later work on it.
- * E_STATE: outside a step, already open, more micro-batches than announced, no slot is free, or the
- * owner of a tied tensor has been reduced for the last time.
- */
-MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit)
-{
-  mfsdp__unit *u = NULL;
-  const int32_t *params;
-  int32_t i, count = 0;
-  MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
-  MFSDP_TRY(mfsdp__unit_may_open(rt, unit, u));
-  for (i = 0; i < u->owner_count; ++i) {
-    mfsdp__unit *owner = &rt->units[u->owners[i]];
-    if (owner->grad_state != MFSDP__GRAD_CLOSED) continue;
-    MFSDP_TRY(mfsdp__unit_open_grads(rt, u->owners[i]));
-    owner->grad_state = MFSDP__GRAD_BORROWED;
-  }
-  if (u->grad_state == MFSDP__GRAD_CLOSED) MFSDP_TRY(mfsdp__unit_open_grads(rt, unit));
-  u->grad_state = MFSDP__GRAD_OPEN;
-  params = mfsdp_plan_unit_params(rt->plan, unit, &count);
-  for (i = 0; i < count; ++i) rt->params[params[i]].absent = 0;
-  if (rt->desc.compute_queue == NULL) {
-    MFSDP__RUNTIME_TRY(
-      rt, rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
-    MFSDP__RUNTIME_TRY(rt, mfsdp__runtime_settle(rt, rt->compute_done));
-  }
-  return MFSDP_OK;
-}
-
-/*
- * Where backward adds a parameter's gradient: the full tensor, contiguous, row-major, gradient dtype,
- * DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown index; may be
- * NULL for a tensor without elements.
- */
-MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param)
-{
-  const mfsdp__param_entry *entry;
-  const mfsdp__unit *unit;
-  if (param < 0 || param >= rt->param_count) return NULL;
-  entry = &rt->params[param];
-  unit = &rt->units[entry->unit];
-  if (entry->grad_offset < 0 || unit->grad_slot < 0) return NULL;
-  if (rt->units[entry->use_unit].grad_state != MFSDP__GRAD_OPEN) return NULL;
-  return (float *)(void *)rt->grad_ring.slots[unit->grad_slot].data + entry->grad_offset;
-}
-
-/*
- * Says that this rank has no gradient for the parameter in the open micro-batch: its zeros are added,
- * and if no rank has one in the whole step, desc.missing decides. The caller must not have written to
- * it. E_STATE: the unit's gradients are not open. E_ARGUMENT: unknown or FROZEN parameter.
- */
-MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param)
-{
-  MFSDP_TRY(mfsdp__runtime_usable(rt));
-  if (param < 0 || param >= rt->param_count)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "absent gradient: parameter %d does not exist",
-                      (int)param);
-  if (rt->params[param].grad_offset < 0)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "absent gradient: %s is frozen",
-                      mfsdp_plan_param(rt->plan, param)->name);
-  if (rt->units[rt->params[param].use_unit].grad_state != MFSDP__GRAD_OPEN)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "absent gradient: the gradients of %s are not open",
-                      mfsdp_plan_param(rt->plan, param)->name);
-  rt->params[param].absent = 1;
-  return MFSDP_OK;
-}
-
-/* Presence words of this step's message, in the host's copy of its header. */
-MFSDP_API uint64_t *mfsdp__presence_words(mfsdp_runtime *rt)
-{
-  return (uint64_t *)rt->verdict.header.data + 1 + rt->desc.max_micro_batches;
-}
-
-MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, int32_t unit)
-{
-  uint64_t *words = mfsdp__presence_words(rt);
-  int32_t i, count = 0;
-  const int32_t *params = mfsdp_plan_unit_params(rt->plan, unit, &count);
-  for (i = 0; i < count; ++i) {
-    const mfsdp__param_entry *entry = &rt->params[params[i]];
-    if (entry->grad_offset < 0 || entry->absent) continue;
-    words[entry->owner / 64] |= UINT64_C(1) << (entry->owner % 64);
-  }
-}
-
-/*
- * Closes the unit's gradients and adds them, rank by rank, into the owners' accumulators. ENQUEUED; the
- * buffer's addresses are invalid now. Every rank reduces in the same order.
- * E_STATE: the gradients are not open (also: reduced twice). E_TIMEOUT, E_PEER, E_BACKEND.
- */
-MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit)
-{
-  mfsdp__unit *u = NULL;
-  float *accumulator = (float *)rt->accumulator.data;
-  MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
-  if (u->grad_state != MFSDP__GRAD_OPEN)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "reduce unit %d: its gradients are not open (mfsdp_unit_grads)", (int)unit);
-  mfsdp__unit_mark_present(rt, unit);
-  if (u->reduce != NULL) {
-    mfsdp__slot *slot = &rt->grad_ring.slots[u->grad_slot];
-    MFSDP__RUNTIME_TRY(
-      rt, mfsdp__runtime_order(rt, rt->compute, rt->compute_done, rt->communication));
-    MFSDP__RUNTIME_TRY(
-      rt, mfsdp_reduce(rt->context, u->reduce, rt->communication, slot->data,
-                       u->accumulator_count > 0 ? accumulator + u->accumulator_first : NULL,
-                       u->reduces == 0, rt->staging.data));
-    MFSDP__RUNTIME_TRY(
-      rt, rt->backend->ops->event_record(rt->backend->self, rt->communication, slot->idle));
-  }
-  ++u->reduces;
-  mfsdp__unit_close_grads(rt, u);
-  return MFSDP_OK;
+  return rt->param_ring.slots[unit->param_slot].data +
+         (size_t)entry->offset * mfsdp_dtype_nbytes(unit->compute);
 }
 
 #endif /* MFSDP_RUNTIME_UNITS_H */

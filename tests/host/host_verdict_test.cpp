@@ -27,7 +27,8 @@ struct Step {
   std::vector<std::vector<int>> presence; /* [param]: ranks (mod world) with a gradient */
   std::vector<uint32_t> stop;             /* per rank; missing: 0 */
   std::vector<mfsdp_group_rates> rates = {{0.1, 0.01}};
-  double lr_factor = 1.0, grad_scale = 1.0, clip_norm = 0.0;
+  std::vector<double> weights;            /* per sample block; empty: not weighted */
+  double lr_factor = 1.0, grad_scale = 1.0, loss_scale = 1.0, clip_norm = 0.0;
   int32_t missing_is_zero = 0;
 };
 
@@ -51,21 +52,26 @@ Outcome fold(Rig *rig, const Step &step) {
       static_cast<int32_t>((step.values.size() + static_cast<std::size_t>(step.world) - 1) /
                            static_cast<std::size_t>(step.world));
   const std::size_t presence_words = (step.presence.size() + 63) / 64;
+  const std::size_t first_presence =
+      1 + static_cast<std::size_t>(capacity) * (step.weights.empty() ? 1 : 2);
   std::vector<std::vector<uint64_t>> messages;
   std::vector<int64_t> block_rank_word; /* block -> word inside its rank's message */
   for (int32_t r = 0; r < step.world; ++r)
-    messages.emplace_back(1 + static_cast<std::size_t>(capacity) + presence_words,
+    messages.emplace_back(first_presence + presence_words,
                           static_cast<uint64_t>(0));
   for (std::size_t r = 0; r < step.stop.size() && r < messages.size(); ++r)
     messages[r][0] = step.stop[r];
   for (std::size_t j = 0; j < step.values.size(); ++j) {
     const std::size_t w = static_cast<std::size_t>(step.world);
     messages[j % w][1 + j / w] = mfsdp_bits_from_f64(step.values[j]);
+    if (!step.weights.empty())
+      messages[j % w][1 + static_cast<std::size_t>(capacity) + j / w] =
+          mfsdp_bits_from_f64(step.weights[j]);
   }
   for (std::size_t p = 0; p < step.presence.size(); ++p)
     for (int rank : step.presence[p])
       messages[static_cast<std::size_t>(rank % step.world)]
-              [1 + static_cast<std::size_t>(capacity) + p / 64] |= UINT64_C(1) << (p % 64);
+              [first_presence + p / 64] |= UINT64_C(1) << (p % 64);
   /* Blocks go to ranks in an order of their own, so that rank order is not tensor order. */
   std::vector<std::size_t> owner(step.sums.size());
   for (std::size_t b = 0; b < step.sums.size(); ++b) {
@@ -105,6 +111,8 @@ Outcome fold(Rig *rig, const Step &step) {
   args.rates = rates.data();
   args.lr_factor = step.lr_factor;
   args.grad_scale = step.grad_scale;
+  args.loss_scale = step.loss_scale;
+  args.weighted = step.weights.empty() ? 0 : 1;
   args.clip_norm = step.clip_norm;
   args.missing_is_zero = step.missing_is_zero;
   args.present = present.data();
@@ -259,6 +267,54 @@ TEST_P(HostVerdict, ValuesAreTakenInSampleOrderAndMayBeMissing) {
   EXPECT_EQ(fold(&rig, step).record.value_mean, total / 7.0);
 }
 
+TEST_P(HostVerdict, WeightsDivideTheGradientAndWeighTheMean) {
+  Rig rig(GetParam());
+  Step step;
+  step.sums = {16.0};
+  step.grad_scale = 3.0;
+  step.values = {1.0, 2.0, 4.0, 8.0, 16.0, 32.0};
+  step.weights = {8.0, 1.0, 0.0, 5.0, 1.0, 1.0}; /* sum 16 */
+  for (int32_t world : {1, 2, 3, 6}) {
+    step.world = world;
+    const Outcome out = fold(&rig, step);
+    EXPECT_EQ(out.record.weight_sum, 16.0);
+    EXPECT_EQ(out.record.value_mean, (8.0 + 2.0 + 0.0 + 40.0 + 16.0 + 32.0) / 16.0);
+    EXPECT_EQ(out.scalars[0].grad_scale, 3.0 / 16.0);
+    EXPECT_EQ(out.record.grad_norm, 4.0 * 3.0 / 16.0);
+    EXPECT_EQ(out.record.skip, 0u);
+  }
+  EXPECT_EQ(fold(&rig, [&] {
+              Step plain = step;
+              plain.weights.clear();
+              return plain;
+            }()).record.weight_sum,
+            0.0);
+}
+
+TEST_P(HostVerdict, WithoutWeightThereIsNoMeanAndTheStepIsSkipped) {
+  Rig rig(GetParam());
+  Step step;
+  step.sums = {16.0};
+  step.values = {1.0, 2.0};
+  step.weights = {0.0, 0.0};
+  const Outcome out = fold(&rig, step);
+  EXPECT_EQ(out.record.skip, 1u);
+  EXPECT_EQ(out.record.applied_steps, 41);
+}
+
+TEST_P(HostVerdict, LossScaleIsTakenOutAgain) {
+  Rig rig(GetParam());
+  Step step;
+  step.sums = {1024.0 * 1024.0};
+  step.loss_scale = 1024.0;
+  step.grad_scale = 0.5;
+  step.clip_norm = 0.25;
+  const Outcome out = fold(&rig, step);
+  EXPECT_EQ(out.record.grad_norm, 0.5);
+  EXPECT_EQ(out.scalars[0].grad_scale, 0.5 / 1024.0);
+  EXPECT_EQ(out.record.clip_scale, 0.25 / (0.5 + 1e-6));
+}
+
 TEST_P(HostVerdict, SaysWhatIsWrong) {
   Rig rig(GetParam());
   Buffer<uint64_t> words(&rig, std::vector<uint64_t>(8, 0));
@@ -274,6 +330,7 @@ TEST_P(HostVerdict, SaysWhatIsWrong) {
   good.rank_word = rank_word.data();
   good.world = good.group_count = 1;
   good.value_capacity = 2;
+  good.loss_scale = 1.0;
   good.rates = rates.data();
   good.present = present.data();
   good.scalars = scalars.data();
@@ -291,6 +348,7 @@ TEST_P(HostVerdict, SaysWhatIsWrong) {
       {[](mfsdp_verdict_args *x) { x->param_count = -3; }, "param_count -3"},
       {[](mfsdp_verdict_args *x) { x->value_count = -1; }, "value_count is -1"},
       {[](mfsdp_verdict_args *x) { x->value_count = 3; }, "value_count is 3"},
+      {[](mfsdp_verdict_args *x) { x->loss_scale = 0.0; }, "loss_scale is 0"},
       {[](mfsdp_verdict_args *x) { x->messages = nullptr; }, "is NULL"},
       {[](mfsdp_verdict_args *x) { x->rank_word = nullptr; }, "is NULL"},
       {[](mfsdp_verdict_args *x) { x->block_count = 1; }, "is NULL"}, /* block_word is */

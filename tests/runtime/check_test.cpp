@@ -60,16 +60,23 @@ std::vector<Rule> option_rules() {
        [](Parts *p) { p->desc->missing = static_cast<mfsdp_missing>(0); }},
       {"chunk", MFSDP_E_ARGUMENT, "chunk_nbytes is 1023, needs at least 1024",
        [](Parts *p) { p->desc->chunk_nbytes = 1023; }},
-      {"two_groups", MFSDP_E_UNSUPPORTED, "group_count above 1 is not in this version",
-       [](Parts *p) { p->desc->group_count = 2; }},
-      {"replica", MFSDP_E_UNSUPPORTED, "a replica transport is not in this version",
-       [](Parts *p) { p->group->replica = &p->other; }},
-      {"prefetch", MFSDP_E_UNSUPPORTED, "prefetch_depth above 0",
-       [](Parts *p) { p->desc->prefetch_depth = 1; }},
-      {"reshard", MFSDP_E_UNSUPPORTED, "reshard_after_forward 0",
-       [](Parts *p) { p->desc->reshard_after_forward = 0; }},
-      {"local_accumulation", MFSDP_E_UNSUPPORTED, "local_accumulation is not",
-       [](Parts *p) { p->desc->local_accumulation = 1; }},
+      {"replica_control", MFSDP_E_ARGUMENT, "control: needs allgather",
+       [](Parts *p) { p->group->replica = p->group->transport; }},
+      {"prefetch", MFSDP_E_ARGUMENT, "prefetch_depth is -1",
+       [](Parts *p) { p->desc->prefetch_depth = -1; }},
+      {"reduce_depth", MFSDP_E_ARGUMENT, "reduce_depth 1025",
+       [](Parts *p) { p->desc->reduce_depth = 1025; }},
+      {"state_space", MFSDP_E_ARGUMENT, "unknown state_space 0",
+       [](Parts *p) { p->desc->state_space = static_cast<mfsdp_space>(0); }},
+      {"loss_scale", MFSDP_E_ARGUMENT, "loss_scale.initial is -2",
+       [](Parts *p) { p->desc->loss_scale.initial = -2.0; }},
+      {"loss_scale_rule", MFSDP_E_ARGUMENT, "backoff in (0, 1) (1)",
+       [](Parts *p) {
+         p->desc->loss_scale.initial = 2.0;
+         p->desc->loss_scale.backoff = 1.0;
+       }},
+      {"slot_bound", MFSDP_E_ARGUMENT, "max_slot_nbytes is 256",
+       [](Parts *p) { p->desc->max_slot_nbytes = 256; }},
       {"step_in_backward", MFSDP_E_UNSUPPORTED, "step_in_backward is not",
        [](Parts *p) { p->desc->step_in_backward = 1; }},
       {"verdict_lag", MFSDP_E_UNSUPPORTED, "verdict_lag above 0",
@@ -258,13 +265,13 @@ TEST(Rules, OtherDtypesAreNotInThisVersion) {
       for (const ref::Tensor &tensor : job.model.tensors)
         params.push_back(test::param_of(tensor));
       for (mfsdp_param &p : params)
-        (which == 0 ? p.compute : which == 1 ? p.master : which == 2 ? p.grad : p.wire) = MFSDP_BF16;
+        (which == 0 ? p.compute : which == 1 ? p.master : which == 2 ? p.grad : p.wire) = MFSDP_F64;
       desc.params = params.data();
       desc.param_count = static_cast<int32_t>(params.size());
       desc.world = 1;
       MFSDP_TRY(mfsdp_plan_create(&rank.context, &desc, &t.plan));
       must_fail(rank, t.make_runtime(), MFSDP_E_UNSUPPORTED, "runtime: embed asks for ");
-      must_fail(rank, MFSDP_E_UNSUPPORTED, MFSDP_E_UNSUPPORTED, "bf16");
+      must_fail(rank, MFSDP_E_UNSUPPORTED, MFSDP_E_UNSUPPORTED, "f64");
       return MFSDP_OK;
     });
     EXPECT_TRUE(result.ok()) << result.text();
