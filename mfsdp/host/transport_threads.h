@@ -39,6 +39,7 @@ typedef struct mfsdp__threads_batch {
   mfsdp__threads_xfer *xfers; /* xfer_capacity entries */
   int32_t xfer_count;
   int32_t state; /* with ring_mutex */
+  mfsdp_event *submitted; /* passes when the queue has run the batch, or skipped it */
   uint64_t check;
   const char *label;
 } mfsdp__threads_batch;
@@ -49,8 +50,7 @@ typedef struct mfsdp__threads_transport {
   mfsdp__threads_slot *slot;
   const mfsdp_backend *backend;
   mfsdp_mutex ring_mutex;
-  mfsdp_cond ring_cond;
-  int32_t ring_mutex_ready, ring_cond_ready;
+  int32_t ring_mutex_ready;
   mfsdp__threads_batch *batches; /* a ring of desc.batch_count */
   mfsdp__threads_xfer *xfers;    /* batch_count x xfer_capacity */
   int32_t xfer_capacity;
@@ -358,7 +358,6 @@ MFSDP_API void mfsdp__threads_batch_state(mfsdp__threads_batch *batch, int32_t s
   mfsdp__threads_transport *t = batch->transport;
   mfsdp_mutex_lock(&t->ring_mutex);
   batch->state = state;
-  if (state == MFSDP__THREADS_FREE) mfsdp_cond_broadcast(&t->ring_cond);
   mfsdp_mutex_unlock(&t->ring_mutex);
 }
 
@@ -392,32 +391,38 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *err
 
 /* ---- the table ---- */
 
+/* Until the queue is done with a batch. A queue that failed skips its batches and says so only to those
+ * who wait for one of its events: its own error comes out at once, and is the first of this world. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_wait(mfsdp__threads_transport *t, mfsdp_context *context,
+                                                 const mfsdp__threads_batch *batch,
+                                                 const char *label) {
+  const int64_t deadline_us = t->world->desc.deadline_us;
+  mfsdp_error why = mfsdp_error_none();
+  const mfsdp_status status =
+      t->backend->ops->event_wait(t->backend->self, context, batch->submitted, deadline_us);
+  if (status == MFSDP_OK) return MFSDP_OK;
+  if (status != MFSDP_E_TIMEOUT)
+    why = *mfsdp_context_error(context);
+  else
+    (void)MFSDP_ERROR_SET(
+        &why, MFSDP_E_TIMEOUT, t->slot->rank,
+        "%s: the queue of rank %d has run none of %d submitted batches for %lld ms", label,
+        (int)t->slot->rank, (int)t->world->desc.batch_count, (long long)(deadline_us / 1000));
+  mfsdp__threads_end(t, &why);
+  (void)mfsdp__threads_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
 /* The next record of the ring, marked QUEUED; waits until the queue has run it. */
 MFSDP_API mfsdp_status mfsdp__threads_batch_acquire(mfsdp__threads_transport *t,
                                                     mfsdp_context *context, const char *label,
                                                     mfsdp__threads_batch **out) {
   mfsdp__threads_batch *batch = &t->batches[t->next_batch];
-  const int64_t deadline_us = mfsdp_clock_deadline_us(t->world->desc.deadline_us);
-  mfsdp_error why = mfsdp_error_none();
-  int in_time = 1, free_now;
-  mfsdp_mutex_lock(&t->ring_mutex);
-  while (in_time && batch->state != MFSDP__THREADS_FREE)
-    in_time = mfsdp_cond_wait_until(&t->ring_cond, &t->ring_mutex, deadline_us);
-  free_now = batch->state == MFSDP__THREADS_FREE;
-  if (free_now) batch->state = MFSDP__THREADS_QUEUED;
-  mfsdp_mutex_unlock(&t->ring_mutex);
-  if (free_now) {
-    t->next_batch = (t->next_batch + 1) % t->world->desc.batch_count;
-    *out = batch;
-    return MFSDP_OK;
-  }
-  (void)MFSDP_ERROR_SET(&why, MFSDP_E_TIMEOUT, t->slot->rank,
-                        "%s: the queue of rank %d has run none of %d submitted batches for %lld ms",
-                        label, (int)t->slot->rank, (int)t->world->desc.batch_count,
-                        (long long)(t->world->desc.deadline_us / 1000));
-  mfsdp__threads_end(t, &why);
-  (void)mfsdp__threads_first_error(t->world, &why);
-  return mfsdp_context_take_error(context, &why);
+  MFSDP_TRY(mfsdp__threads_batch_wait(t, context, batch, label));
+  mfsdp__threads_batch_state(batch, MFSDP__THREADS_QUEUED);
+  t->next_batch = (t->next_batch + 1) % t->world->desc.batch_count;
+  *out = batch;
+  return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
@@ -448,7 +453,8 @@ MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context,
     record->xfers[i].batch = record;
   }
   status = t->backend->ops->queue_call(t->backend->self, queue, mfsdp__threads_batch_run, record);
-  if (status == MFSDP_OK) return MFSDP_OK;
+  if (status == MFSDP_OK)
+    return t->backend->ops->event_record(t->backend->self, queue, record->submitted);
   mfsdp__threads_batch_state(record, MFSDP__THREADS_FREE);
   if (!mfsdp__threads_poisoned(t->world))
     return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", label,
@@ -516,7 +522,7 @@ MFSDP_API mfsdp_status mfsdp__threads_reserve(void *self, mfsdp_context *context
 MFSDP_API void mfsdp__threads_transport_free(mfsdp_context *context, mfsdp__threads_transport *t) {
   const size_t count = (size_t)t->world->desc.world;
   const size_t batch_count = (size_t)t->world->desc.batch_count;
-  if (t->ring_cond_ready) mfsdp_cond_destroy(&t->ring_cond);
+  size_t i;
   if (t->ring_mutex_ready) mfsdp_mutex_destroy(&t->ring_mutex);
   mfsdp_table_free(context, t->visited, count, sizeof(uint8_t));
   mfsdp_table_free(context, t->suspects, count, sizeof(int32_t));
@@ -525,6 +531,9 @@ MFSDP_API void mfsdp__threads_transport_free(mfsdp_context *context, mfsdp__thre
   mfsdp_table_free(context, t->receives, count, sizeof(mfsdp__threads_xfer *));
   mfsdp_table_free(context, t->xfers, batch_count * (size_t)t->xfer_capacity,
                    sizeof(mfsdp__threads_xfer));
+  for (i = 0; i < batch_count && t->batches != NULL; ++i)
+    if (t->batches[i].submitted != NULL)
+      t->backend->ops->event_destroy(t->backend->self, context, t->batches[i].submitted);
   mfsdp_table_free(context, t->batches, batch_count, sizeof(mfsdp__threads_batch));
   mfsdp_table_free(context, t, 1, sizeof(*t));
 }
@@ -596,11 +605,10 @@ MFSDP_API mfsdp_status mfsdp__threads_transport_alloc(mfsdp_context *context,
   t->visited = (uint8_t *)table;
   status = mfsdp_mutex_init(&t->ring_mutex);
   t->ring_mutex_ready = status == MFSDP_OK;
-  if (status == MFSDP_OK) status = mfsdp_cond_init(&t->ring_cond);
-  t->ring_cond_ready = status == MFSDP_OK;
   if (status != MFSDP_OK)
-    return MFSDP_FAIL(context, status,
-                      "threads transport: the system refused a mutex or a condition");
+    return MFSDP_FAIL(context, status, "threads transport: the system refused a mutex");
+  for (i = 0; i < batch_count; ++i)
+    MFSDP_TRY(t->backend->ops->event_create(t->backend->self, context, &t->batches[i].submitted));
   return mfsdp__threads_reserve(t, context, t->world->desc.batch_xfer_count);
 }
 

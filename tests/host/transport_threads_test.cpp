@@ -746,11 +746,16 @@ struct HeldQueue {
   mfsdp_backend table;
   mfsdp_backend_ops ops;
   std::vector<std::pair<mfsdp_task, void *>> calls;
+  std::vector<mfsdp_event *> recorded; /* none of them ever passes */
   mfsdp_status refuse = MFSDP_OK;
 
   explicit HeldQueue(const mfsdp_backend *backend) : real(backend), table(*backend) {
     ops = *backend->ops;
     ops.queue_call = &HeldQueue::queue_call;
+    ops.event_create = &HeldQueue::event_create;
+    ops.event_destroy = &HeldQueue::event_destroy;
+    ops.event_record = &HeldQueue::event_record;
+    ops.event_wait = &HeldQueue::event_wait;
     table.ops = &ops;
     table.self = this;
   }
@@ -758,6 +763,27 @@ struct HeldQueue {
     auto *held = static_cast<HeldQueue *>(self);
     if (held->refuse != MFSDP_OK) return held->refuse;
     held->calls.emplace_back(task, argument);
+    return MFSDP_OK;
+  }
+  static mfsdp_status event_create(void *self, mfsdp_context *context, mfsdp_event **out) {
+    const mfsdp_backend *b = static_cast<HeldQueue *>(self)->real;
+    return b->ops->event_create(b->self, context, out);
+  }
+  static void event_destroy(void *self, mfsdp_context *context, mfsdp_event *event) {
+    const mfsdp_backend *b = static_cast<HeldQueue *>(self)->real;
+    b->ops->event_destroy(b->self, context, event);
+  }
+  static mfsdp_status event_record(void *self, mfsdp_queue *, mfsdp_event *event) {
+    static_cast<HeldQueue *>(self)->recorded.push_back(event);
+    return MFSDP_OK;
+  }
+  static mfsdp_status event_wait(void *self, mfsdp_context *context, mfsdp_event *event,
+                                 int64_t timeout_us) {
+    for (mfsdp_event *held : static_cast<HeldQueue *>(self)->recorded)
+      if (held == event) {
+        std::this_thread::sleep_for(std::chrono::microseconds(timeout_us));
+        return MFSDP_FAIL(context, MFSDP_E_TIMEOUT, "held");
+      }
     return MFSDP_OK;
   }
 };
@@ -846,6 +872,39 @@ TEST_F(HeldQueueTest, ARefusedBatchIsForgotten) {
     expect_part(rank.context.error.message, "batch: the queue of rank 0 refused the batch");
     return MFSDP_OK;
   });
+}
+
+/* A queue that failed skips its batches: what it failed of comes out with the batch that finds the
+ * ring full, at once, and reaches the peers. */
+TEST(TransportThreadsTest, AFailedQueueTellsWhyAtOnce) {
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
+    RanksOptions options(2);
+    options.host.queue_kind = kind;
+    const int64_t start_us = mfsdp_clock_us();
+    const RanksResult result = run_ranks(options, [](Rank &rank) {
+      char byte = 0;
+      mfsdp_status status = MFSDP_OK;
+      if (rank.rank == 0) {
+        MFSDP_TRY(rank.submit({receive_from(1, &byte, 1)}, "receive"));
+        return rank.finish();
+      }
+      MFSDP_TRY(rank.backend->ops->queue_call(
+          rank.backend->self, rank.queue,
+          [](void *, mfsdp_error *error) {
+            return MFSDP_ERROR_SET(error, MFSDP_E_BACKEND, -1, "out of order");
+          },
+          nullptr));
+      for (int i = 0; i < 5 && status == MFSDP_OK; ++i) /* the ring holds four */
+        status = rank.submit({send_to(0, &byte, 1)}, "send");
+      return status;
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, kSlackUs);
+    for (std::size_t r = 0; r < 2; ++r) {
+      EXPECT_EQ(result[r].status, MFSDP_E_BACKEND) << result.text();
+      expect_part(result[r].error.message, "out of order");
+    }
+  }
 }
 
 } // namespace

@@ -18,7 +18,7 @@ enum class Who { kOneRank, kAllRanks, kOneRankForGood };
 
 /* Fails allocation n of set-up. Returns 0 when n was beyond the last one. */
 int fail_allocation(const Job &job, const test::Expected &expected, Who who, int64_t n) {
-  bool failed[2] = {false, false}, init_failed = false;
+  bool failed[2] = {false, false}, init_failed[2] = {false, false};
   test::RanksOptions options = test::ranks_of(job, 2);
   options.world.deadline_us = 20 * 1000000; /* nobody may come near it */
   const int64_t start_us = mfsdp_clock_us();
@@ -33,7 +33,7 @@ int fail_allocation(const Job &job, const test::Expected &expected, Who who, int
     require((status == MFSDP_E_MEMORY) == failed[me] || !failed[me], "E_MEMORY for a refusal");
     if (status != MFSDP_OK && t.runtime == nullptr) return status;
     if (status != MFSDP_OK) { /* init only: nothing is lost, and it may be repeated */
-      init_failed = true;
+      init_failed[me] = true;
       require(status == MFSDP_E_MEMORY, "init");
       MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
     }
@@ -48,7 +48,7 @@ int fail_allocation(const Job &job, const test::Expected &expected, Who who, int
     return 0;
   }
   EXPECT_EQ(failed[0], who == Who::kAllRanks);
-  if (init_failed) {
+  if (init_failed[0] || init_failed[1]) {
     EXPECT_TRUE(result.ok()) << "allocation " << n << ": " << result.text();
     return 1;
   }

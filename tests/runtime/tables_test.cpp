@@ -181,7 +181,8 @@ mfsdp_status work_and_end(const Job &job, Rank &rank, Trainer *t) {
 Job failing_job(mfsdp_host_queue_kind kind) {
   Job job = test::small_job();
   job.queue_kind = kind;
-  job.chunk_nbytes = mfsdp_runtime_desc_default().chunk_nbytes;
+  job.model.tensors.push_back(ref::matrix("big", 2, 48, 48));
+  job.chunk_nbytes = 1024; /* more batches in one reduction than the transport's ring holds */
   return job;
 }
 
