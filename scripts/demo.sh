@@ -8,13 +8,13 @@ cd "$(dirname "$0")/.." || exit 1
 
 # Equal for both runs. Any of these can be set in the environment.
 RANKS=${RANKS:-4}
-STEPS=${STEPS:-200}
+STEPS=${STEPS:-300}
 LAYERS=${LAYERS:-4} DIM=${DIM:-192} HEADS=${HEADS:-6} CONTEXT=${CONTEXT:-128} BATCH=${BATCH:-4}
 MICRO_BATCHES=${MICRO_BATCHES:-1}
 CLIP=${CLIP:-1.0}
 SEED=${SEED:-1}
 # The learning rates: the best of three for each optimizer (docs/performance.md).
-MUON_LR=${MUON_LR:-0.02} MUON_ADAMW_LR=${MUON_ADAMW_LR:-0.003}
+MUON_LR=${MUON_LR:-0.04} MUON_ADAMW_LR=${MUON_ADAMW_LR:-0.003}
 ADAMW_LR=${ADAMW_LR:-0.003}
 
 out=build/demo
