@@ -3,19 +3,19 @@
  * oracle.h: one process that trains a synthetic model with full parameters and plain loops: what
  * the runtime must equal bit for bit, whatever its ranks, micro-batches, planner and transport.
  *
- *   ref::Model model;                                     // what tensors there are, and their units
- *   model.tensors.push_back(ref::matrix("w", 0, 20, 30));
- *   ref::Oracle oracle(model, ref::OracleOptions(), mfsdp_host_math_loops());
- *   ref::OracleVerdict v = oracle.step(ref::OracleStep(8));          // eight sample blocks
- *   oracle.weight(0), oracle.state(0, "momentum") ...
+ *   ref::Model model;                                     // what tensors there are, and their
+ * units model.tensors.push_back(ref::matrix("w", 0, 20, 30)); ref::Oracle oracle(model,
+ * ref::OracleOptions(), mfsdp_host_math_loops()); ref::OracleVerdict v =
+ * oracle.step(ref::OracleStep(8));          // eight sample blocks oracle.weight(0),
+ * oracle.state(0, "momentum") ...
  *
  * "Backward" of a sample block is ref::synthetic_backward: terms of magnitudes from 2^-6 to 2^6, so
  * that two orders of adding them differ in bits, plus a share of the weight itself, so that a wrong
  * or late parameter shows.
  *
  * Written from the documents alone (orders: runtime.h, backend.h; blocks: plan/desc.h): it includes
- * no planner, collective, transport, optimizer or runtime. The one thing it borrows is Newton-Schulz
- * on a host backend of its own, since its bits are those of the backend's products.
+ * no planner, collective, transport, optimizer or runtime. The one thing it borrows is
+ * Newton-Schulz on a host backend of its own, since its bits are those of the backend's products.
  */
 #ifndef MFSDP_TESTS_REF_ORACLE_H
 #define MFSDP_TESTS_REF_ORACLE_H
@@ -47,7 +47,8 @@ struct Tensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> part_rows; /* kRows */
   int32_t heads = 0;              /* kHeads */
-  std::string tied_to;            /* empty: has its own storage */
+  mfsdp_dtype compute = MFSDP_F32, grad = MFSDP_F32, wire = MFSDP_F32;
+  std::string tied_to; /* empty: has its own storage */
   /* What the view means, written down by hand: non-empty matrices in order. */
   std::vector<MatrixOf> matrices;
 
@@ -156,6 +157,26 @@ struct Model {
   }
 };
 
+/* ---- dtypes ---- */
+
+/* To nearest, ties to even, by arithmetic alone: nothing here is shared with dtype.h. */
+inline float round_to(mfsdp_dtype dtype, float value) {
+  if (dtype == MFSDP_F32 || value == 0.0f || !std::isfinite(value)) return value;
+  const bool bf16 = dtype == MFSDP_BF16;
+  const int digits = bf16 ? 8 : 11, smallest = bf16 ? -126 : -14;
+  const int exponent = std::max(std::ilogb(value), smallest);
+  const double unit = std::ldexp(1.0, exponent - digits + 1);
+  const double rounded = std::nearbyint(static_cast<double>(value) / unit) * unit;
+  const double largest = std::ldexp(2.0 - std::ldexp(1.0, 1 - digits), bf16 ? 127 : 15);
+  if (std::fabs(rounded) > largest) return value < 0 ? -HUGE_VALF : HUGE_VALF;
+  return std::copysign(static_cast<float>(rounded), value);
+}
+
+inline void round_all(mfsdp_dtype dtype, std::vector<float> *values) {
+  for (std::size_t i = 0; dtype != MFSDP_F32 && i < values->size(); ++i)
+    (*values)[i] = round_to(dtype, (*values)[i]);
+}
+
 /* ---- the synthetic computation, shared with the programs under test ---- */
 
 inline uint64_t mix(uint64_t x) {
@@ -174,7 +195,8 @@ inline float mixed_float(uint64_t bits) {
                       : unit * static_cast<float>(1 << exponent);
 }
 
-inline void synthetic_init(uint64_t seed, int32_t tensor, int64_t first, int64_t count, float *dst) {
+inline void synthetic_init(uint64_t seed, int32_t tensor, int64_t first, int64_t count,
+                           float *dst) {
   const uint64_t key = mix(seed + 77u * static_cast<uint64_t>(tensor));
   for (int64_t i = 0; i < count; ++i)
     dst[i] = 0.05f * mixed_float(mix(key ^ static_cast<uint64_t>(first + i)));
@@ -183,16 +205,19 @@ inline void synthetic_init(uint64_t seed, int32_t tensor, int64_t first, int64_t
 /* What a sample block has of a tensor. */
 enum class Sample { kPresent, kAbsent, kNan, kInf };
 
-/* Adds the gradient that `block` of `step` gives to one use of a tensor. */
+/* Adds the gradient that `block` of `step` gives to one use of a tensor, times the loss scale. */
 inline void synthetic_backward(uint64_t seed, int64_t step, int64_t block, int32_t use,
-                               Sample sample, const float *weight, int64_t numel, float *grad) {
+                               Sample sample, const float *weight, int64_t numel, float *grad,
+                               float scale = 1.0f) {
   if (sample == Sample::kAbsent) return;
-  const uint64_t key = mix(mix(mix(seed + static_cast<uint64_t>(step)) +
-                               static_cast<uint64_t>(block)) + static_cast<uint64_t>(use));
+  const uint64_t key =
+      mix(mix(mix(seed + static_cast<uint64_t>(step)) + static_cast<uint64_t>(block)) +
+          static_cast<uint64_t>(use));
   for (int64_t i = 0; i < numel; ++i) {
     const float share = 0.375f * weight[i];
     const float term = mixed_float(mix(key ^ static_cast<uint64_t>(i))) + share;
-    grad[i] = grad[i] + term;
+    const float scaled = scale * term;
+    grad[i] = grad[i] + scaled;
   }
   if (numel > 0 && sample == Sample::kNan) grad[numel / 2] = std::nanf("");
   if (numel > 0 && sample == Sample::kInf) grad[numel - 1] = -HUGE_VALF;
@@ -206,7 +231,9 @@ inline double synthetic_value(uint64_t seed, int64_t step, int64_t block) {
 /* What is special about samples and steps; both sides ask it. */
 struct Script {
   std::function<Sample(int64_t step, int64_t block, int32_t use)> sample;
-  std::function<bool(int64_t step, int32_t unit)> unit_used; /* by all blocks of a step, or by none */
+  std::function<bool(int64_t step, int32_t unit)>
+      unit_used; /* by all blocks of a step, or by none */
+  std::function<double(int64_t step, int64_t block)> weight; /* set: the mean is over weights */
 
   Sample sample_of(int64_t step, int64_t block, int32_t use) const {
     return sample ? sample(step, block, use) : Sample::kPresent;
@@ -219,15 +246,22 @@ struct Script {
 struct OracleGroup {
   bool muon = false, clipped = true;
   double lr = 1e-2, weight_decay = 0.1;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;                            /* AdamW */
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;                              /* AdamW */
   double momentum = 0.95, grad_weight = 1 - 0.95, nesterov_weight = 1 - 0.95; /* Muon */
   bool nesterov = true, match_rms = false;
+};
+
+struct OracleLossScale {
+  double initial = 0.0, growth = 2.0, backoff = 0.5, largest = 4294967296.0;
+  int32_t growth_interval = 2000;
 };
 
 struct OracleOptions {
   std::vector<OracleGroup> groups;
   double clip_norm = 0.0;
   bool missing_is_zero = false;
+  OracleLossScale loss_scale;
+  int64_t local_world = 0; /* > 0: each of so many ranks adds up its own blocks first */
   OracleOptions() : groups(2) {
     groups[0].muon = true;
     groups[0].clipped = false;
@@ -244,11 +278,12 @@ struct OracleStep {
 
 struct OracleVerdict {
   int64_t step = 0, applied_steps = 0;
-  double grad_norm = 0, clip_scale = 1, value_mean = 0;
+  double grad_norm = 0, clip_scale = 1, value_mean = 0, weight_sum = 0, loss_scale = 1;
   bool skipped = false;
 };
 
-/* Sum of squares as sumsq is documented to add: element i to lane i % 16, lanes folded in halves. */
+/* Sum of squares as sumsq is documented to add: element i to lane i % 16, lanes folded in halves.
+ */
 inline double lane_sumsq(const float *x, int64_t count) {
   double lane[16] = {0};
   for (int64_t i = 0; i < count; ++i)
@@ -279,7 +314,9 @@ public:
       for (std::vector<std::vector<float>> *table : {&grads_, &state0_, &state1_})
         table->emplace_back(n, 0.0f);
       synthetic_init(model.seed, i, 0, model.at(i).numel(), weights_.back().data());
+      if (model.at(i).role == Role::kFrozen) round_all(model.at(i).compute, &weights_.back());
     }
+    if (options.loss_scale.initial > 0) loss_scale_ = options.loss_scale.initial;
   }
   Oracle(const Oracle &) = delete;
   Oracle &operator=(const Oracle &) = delete;
@@ -289,7 +326,9 @@ public:
     (void)mfsdp_context_destroy(&context_);
   }
 
-  const std::vector<float> &weight(int32_t tensor) const { return at(weights_, model_.owner(tensor)); }
+  const std::vector<float> &weight(int32_t tensor) const {
+    return at(weights_, model_.owner(tensor));
+  }
   /* "momentum", "exp_avg" or "exp_avg_sq" of the whole tensor. */
   const std::vector<float> &state(int32_t tensor, const std::string &name) const {
     return name == "exp_avg_sq" ? at(state1_, tensor) : at(state0_, tensor);
@@ -302,20 +341,28 @@ public:
     accumulate(desc, &present);
     const double sum = norm_sum();
     v.step = step_++;
-    v.skipped = !std::isfinite(sum);
-    v.grad_norm = std::sqrt(sum) * std::fabs(desc.grad_weight);
+    v.loss_scale = loss_scale_;
+    double scale = desc.grad_weight / loss_scale_;
+    for (int64_t b = 0; b < desc.blocks && script_.weight; ++b)
+      v.weight_sum += script_.weight(v.step, b);
+    if (script_.weight) scale = scale / v.weight_sum;
+    v.skipped = !std::isfinite(sum) || (script_.weight && v.weight_sum == 0.0);
+    v.grad_norm = std::sqrt(sum) * std::fabs(scale);
     if (options_.clip_norm > 0) {
       const double ratio = options_.clip_norm / (v.grad_norm + 1e-6);
       if (ratio < 1.0) v.clip_scale = ratio;
     }
     for (int64_t b = 0; b < desc.blocks; ++b)
-      v.value_mean += synthetic_value(model_.seed, v.step, b);
-    v.value_mean /= static_cast<double>(desc.blocks);
+      v.value_mean += (script_.weight ? script_.weight(v.step, b) : 1.0) *
+                      synthetic_value(model_.seed, v.step, b);
+    v.value_mean /= script_.weight ? v.weight_sum : static_cast<double>(desc.blocks);
     if (!v.skipped) {
       ++applied_;
       for (int32_t i = 0; i < model_.count(); ++i)
-        if (trainable(i) && present[static_cast<std::size_t>(i)]) update(i, desc, v.clip_scale);
+        if (trainable(i) && present[static_cast<std::size_t>(i)])
+          update(i, desc, scale, v.clip_scale);
     }
+    if (!script_.weight || v.weight_sum > 0.0) adapt_loss_scale(v.skipped);
     v.applied_steps = applied_;
     return v;
   }
@@ -334,10 +381,20 @@ private:
     return model_.at(i).role != Role::kFrozen && model_.owner(i) == i;
   }
 
-  /* One micro-batch's gradients: units last to first, uses of a tied tensor in that order. */
+  /* torch.amp.GradScaler's rule. */
+  void adapt_loss_scale(bool overflow) {
+    const OracleLossScale &rule = options_.loss_scale;
+    if (rule.initial == 0) return;
+    good_steps_ = overflow ? 0 : good_steps_ + 1;
+    if (overflow) loss_scale_ *= rule.backoff;
+    if (good_steps_ < rule.growth_interval) return;
+    good_steps_ = 0;
+    loss_scale_ = std::min(loss_scale_ * rule.growth, rule.largest);
+  }
+
+  /* One micro-batch's gradients: units last to first, uses of a tied tensor in that order. Added to
+   * what is there in the gradient dtype. */
   void backward(int64_t block, std::vector<std::vector<float>> *terms, std::vector<bool> *present) {
-    for (int32_t i = 0; i < model_.count(); ++i)
-      at(*terms, i).assign(at(weights_, i).size(), 0.0f);
     for (int32_t unit = model_.unit_count(); unit-- > 0;) {
       if (!script_.used(step_, unit)) continue;
       for (int32_t i : model_.unit_tensors(unit)) {
@@ -345,21 +402,32 @@ private:
         const Sample sample = script_.sample_of(step_, block, i);
         if (model_.at(i).role == Role::kFrozen) continue;
         if (sample != Sample::kAbsent) (*present)[static_cast<std::size_t>(owner)] = true;
-        synthetic_backward(model_.seed, step_, block, i, sample, at(weights_, owner).data(),
-                           model_.at(i).numel(), at(*terms, owner).data());
+        synthetic_backward(model_.seed, step_, block, i, sample, at(seen_, owner).data(),
+                           model_.at(i).numel(), at(*terms, owner).data(),
+                           static_cast<float>(loss_scale_));
+        round_all(model_.at(i).grad, &at(*terms, owner));
       }
     }
   }
 
-  /* The chain over sample blocks; it starts from the first term. */
+  /* The fp32 chain over sample blocks, or over what ranks added up; it starts from the first term.
+   */
   void accumulate(const OracleStep &desc, std::vector<bool> *present) {
+    const int64_t terms_count = options_.local_world > 0 ? options_.local_world : desc.blocks;
     std::vector<std::vector<float>> terms(weights_.size());
-    for (int64_t block = 0; block < desc.blocks; ++block) {
-      backward(block, &terms, present);
+    seen_ = weights_;
+    for (int32_t i = 0; i < model_.count(); ++i)
+      round_all(model_.at(i).compute, &at(seen_, i));
+    for (int64_t first = 0; first < terms_count; ++first) {
+      for (int32_t i = 0; i < model_.count(); ++i)
+        at(terms, i).assign(at(weights_, i).size(), 0.0f);
+      for (int64_t block = first; block < desc.blocks; block += terms_count)
+        backward(block, &terms, present);
       for (int32_t i = 0; i < model_.count(); ++i) {
         std::vector<float> &sum = at(grads_, i);
+        round_all(model_.at(i).wire, &at(terms, i));
         for (std::size_t k = 0; k < sum.size(); ++k)
-          sum[k] = block == 0 ? at(terms, i)[k] : sum[k] + at(terms, i)[k];
+          sum[k] = first == 0 ? at(terms, i)[k] : sum[k] + at(terms, i)[k];
       }
     }
   }
@@ -385,9 +453,9 @@ private:
     return sum;
   }
 
-  void update(int32_t i, const OracleStep &desc, double clip_scale) {
+  void update(int32_t i, const OracleStep &desc, double grad_scale, double clip_scale) {
     const OracleGroup &g = options_.groups[static_cast<std::size_t>(model_.at(i).group)];
-    const double scale = desc.grad_weight * (g.clipped ? clip_scale : 1.0);
+    const double scale = grad_scale * (g.clipped ? clip_scale : 1.0);
     if (g.muon) {
       for (const MatrixOf &m : model_.at(i).matrices)
         muon(g, i, m, static_cast<float>(scale), g.lr * desc.lr_factor);
@@ -410,8 +478,8 @@ private:
     const float mu = static_cast<float>(g.momentum), weight = static_cast<float>(g.grad_weight);
     const float look = static_cast<float>(g.nesterov_weight);
     const double rows = static_cast<double>(m.rows), cols = static_cast<double>(m.cols);
-    const double shape_scale = g.match_rms ? 0.2 * std::sqrt(std::max(rows, cols))
-                                           : std::sqrt(std::max(1.0, rows / cols));
+    const double shape_scale =
+        g.match_rms ? 0.2 * std::sqrt(std::max(rows, cols)) : std::sqrt(std::max(1.0, rows / cols));
     const float decay = static_cast<float>(1.0 - lr * g.weight_decay);
     const float step_size = static_cast<float>(lr * shape_scale);
     std::vector<float> direction(count);
@@ -449,7 +517,9 @@ private:
   const mfsdp_backend *backend_ = nullptr;
   mfsdp_queue *queue_ = nullptr;
   std::vector<std::vector<float>> weights_, grads_, state0_, state1_;
-  int64_t step_ = 0, applied_ = 0;
+  std::vector<std::vector<float>> seen_; /* weights in compute dtypes, as backward sees them */
+  int64_t step_ = 0, applied_ = 0, good_steps_ = 0;
+  double loss_scale_ = 1.0;
 };
 
 } // namespace ref

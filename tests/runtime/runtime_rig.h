@@ -39,10 +39,12 @@ struct Job {
   mfsdp_planner planner = MFSDP_PLANNER_SCOPE_GREEDY;
   const mfsdp_host_math *math = mfsdp_host_math_loops();
   mfsdp_host_queue_kind queue_kind = MFSDP_HOST_QUEUE_INLINE;
-  bool on_queue = false; /* the trainer computes on a queue of its own, never on the rank's thread */
+  bool on_queue =
+      false; /* the trainer computes on a queue of its own, never on the rank's thread */
   int32_t active_units = 1, active_grads = 1, max_micro_batches = 8;
   std::size_t chunk_nbytes = 4096; /* several rounds for most units */
   int32_t debug_poison = 0, debug_check = 0;
+  std::function<void(mfsdp_runtime_desc *)> tune; /* other options, set before create */
 };
 
 inline std::vector<const mfsdp_host_math *> maths() {
@@ -62,7 +64,7 @@ inline ref::Model mixed_model() {
   m.tensors.push_back(ref::split_heads("qkv", 1, 36, 20, 3));
   m.tensors.push_back(ref::matrix("out", 1, 20, 12));
   m.tensors.push_back(ref::elementwise("norm", 1, {40}, 2));
-  m.tensors.push_back(ref::conv("conv", 1, 32, 2, 2));           /* 32 x 8 */
+  m.tensors.push_back(ref::conv("conv", 1, 32, 2, 2)); /* 32 x 8 */
   m.tensors.push_back(ref::experts("experts", 1, 3, 8, 24));
   m.tensors.push_back(ref::split_rows("gate_up", 1, {16, 0, 10}, 20));
   m.tensors.push_back(ref::matrix("row", 1, 1, 50));
@@ -136,6 +138,9 @@ inline mfsdp_param param_of(const ref::Tensor &t) {
   p.part_rows = t.part_rows.empty() ? nullptr : t.part_rows.data();
   p.part_count = static_cast<int32_t>(t.part_rows.size());
   p.head_count = t.heads;
+  p.compute = t.compute;
+  p.grad = t.grad;
+  p.wire = t.wire;
   return p;
 }
 
@@ -156,7 +161,8 @@ inline mfsdp_hyper_group hyper_group_of(const ref::OracleGroup &g) {
   return h;
 }
 
-inline mfsdp_status plan_of(mfsdp_context *context, const Job &job, int32_t world, mfsdp_plan **out) {
+inline mfsdp_status plan_of(mfsdp_context *context, const Job &job, int32_t world,
+                            mfsdp_plan **out) {
   std::vector<mfsdp_param> params;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   for (const ref::Tensor &t : job.model.tensors)
@@ -205,7 +211,13 @@ private:
   std::vector<After> steps_;
 };
 
-inline bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
+inline bool same_bits(double a, double b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
+}
+/* NaNs have signs and payloads that nobody promises. */
+inline bool same_value(double a, double b) {
+  return same_bits(a, b) || (std::isnan(a) && std::isnan(b));
+}
 
 /* Says where two runs of floats differ; empty: nowhere, bit for bit. */
 inline std::string difference(const std::string &what, const float *got, const float *want,
@@ -260,13 +272,11 @@ public:
     MFSDP_TRY(make_runtime());
     return mfsdp_runtime_init(runtime, init, const_cast<ref::Model *>(&job_->model));
   }
-  mfsdp_status make_plan() {
-    return plan_of(&rank_->context, *job_, rank_->world, &plan);
-  }
+  mfsdp_status make_plan() { return plan_of(&rank_->context, *job_, rank_->world, &plan); }
   /* `change` may spoil the description. */
-  mfsdp_status make_runtime(const std::function<void(mfsdp_runtime_desc *, mfsdp_group *,
-                                                     mfsdp_optimizer_desc *,
-                                                     mfsdp_hyper_group *)> &change = nullptr) {
+  mfsdp_status make_runtime(
+      const std::function<void(mfsdp_runtime_desc *, mfsdp_group *, mfsdp_optimizer_desc *,
+                               mfsdp_hyper_group *)> &change = nullptr) {
     std::vector<mfsdp_hyper_group> groups;
     mfsdp_optimizer_desc optimizer = mfsdp_optimizer_desc_default();
     mfsdp_runtime_desc desc = mfsdp_runtime_desc_default();
@@ -289,6 +299,14 @@ public:
     desc.clip_norm = job_->options.clip_norm;
     desc.missing = job_->options.missing_is_zero ? MFSDP_MISSING_ZEROS : MFSDP_MISSING_SKIP;
     desc.chunk_nbytes = job_->chunk_nbytes;
+    desc.weighted = job_->script.weight != nullptr;
+    desc.local_accumulation = job_->options.local_world > 0;
+    desc.loss_scale.initial = job_->options.loss_scale.initial;
+    desc.loss_scale.growth = job_->options.loss_scale.growth;
+    desc.loss_scale.backoff = job_->options.loss_scale.backoff;
+    desc.loss_scale.largest = job_->options.loss_scale.largest;
+    desc.loss_scale.growth_interval = job_->options.loss_scale.growth_interval;
+    if (job_->tune) job_->tune(&desc);
     if (change) change(&desc, &group, &optimizer, groups.data());
     return mfsdp_runtime_create(&rank_->context, &desc, &runtime);
   }
@@ -319,6 +337,8 @@ public:
       MFSDP_TRY(mfsdp_unit_release(runtime, u));
     }
     MFSDP_TRY(mfsdp_step_value(runtime, ref::synthetic_value(job_->model.seed, step, block)));
+    if (job_->script.weight)
+      MFSDP_TRY(mfsdp_step_weight(runtime, job_->script.weight(step, block)));
     for (int32_t u = units; u-- > 0;)
       if (job_->script.used(step, u)) MFSDP_TRY(backward(step, micro, block, u));
     return MFSDP_OK;
@@ -384,14 +404,32 @@ private:
     int64_t step, block;
     int32_t use;
     ref::Sample sample;
-    const float *weight;
-    float *grad;
+    const void *weight;
+    void *grad;
+    float scale;
   };
   static mfsdp_status run_task(void *argument, mfsdp_error *error) {
     const Task *t = static_cast<const Task *>(argument);
+    const ref::Tensor &tensor = t->job->model.at(t->use);
     (void)error;
-    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample, t->weight,
-                            t->job->model.at(t->use).numel(), t->grad);
+    if (tensor.compute != MFSDP_F32 || tensor.grad != MFSDP_F32) return run_narrow_task(t, tensor);
+    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample,
+                            static_cast<const float *>(t->weight), tensor.numel(),
+                            static_cast<float *>(t->grad), t->scale);
+    return MFSDP_OK;
+  }
+  /* The same by way of fp32 copies. */
+  static mfsdp_status run_narrow_task(const Task *t, const ref::Tensor &tensor) {
+    std::vector<float> weight, grad;
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      weight.push_back(static_cast<float>(mfsdp_element_get(t->weight, tensor.compute, i)));
+      grad.push_back(static_cast<float>(mfsdp_element_get(t->grad, tensor.grad, i)));
+    }
+    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample, weight.data(),
+                            tensor.numel(), grad.data(), t->scale);
+    for (int64_t i = 0; i < tensor.numel(); ++i)
+      mfsdp_element_set(t->grad, tensor.grad, i,
+                        static_cast<double>(grad[static_cast<std::size_t>(i)]));
     return MFSDP_OK;
   }
 
@@ -408,8 +446,9 @@ private:
     task->block = block;
     task->use = use;
     task->sample = sample;
-    task->weight = static_cast<const float *>(mfsdp_unit_param(runtime, use));
-    task->grad = static_cast<float *>(mfsdp_unit_grad(runtime, use));
+    task->weight = mfsdp_unit_param(runtime, use);
+    task->grad = mfsdp_unit_grad(runtime, use);
+    task->scale = static_cast<float>(mfsdp_runtime_loss_scale(runtime));
     require((task->weight != nullptr && task->grad != nullptr) || job_->model.at(use).numel() == 0,
             "no address for a tensor in use");
     if (!job_->on_queue) return run_task(task, nullptr);
@@ -417,26 +456,30 @@ private:
   }
 
   void compare_verdict(const ref::OracleVerdict &want) {
-    char text[300];
-    std::snprintf(text, sizeof(text),
-                  "verdict: step %lld applied %lld norm %.17g clip %.17g mean %.17g skipped %d; the "
-                  "oracle: %lld %lld %.17g %.17g %.17g %d",
-                  static_cast<long long>(verdict.step),
-                  static_cast<long long>(verdict.applied_steps), verdict.grad_norm,
-                  verdict.clip_scale, verdict.value_mean, verdict.skipped,
-                  static_cast<long long>(want.step), static_cast<long long>(want.applied_steps),
-                  want.grad_norm, want.clip_scale, want.value_mean, want.skipped ? 1 : 0);
+    char text[500];
+    std::snprintf(
+        text, sizeof(text),
+        "verdict: step %lld applied %lld norm %.17g clip %.17g mean %.17g skipped %d weights "
+        "%.17g loss scale %.17g; the oracle: %lld %lld %.17g %.17g %.17g %d %.17g %.17g",
+        static_cast<long long>(verdict.step), static_cast<long long>(verdict.applied_steps),
+        verdict.grad_norm, verdict.clip_scale, verdict.value_mean, verdict.skipped,
+        verdict.weight_sum, verdict.loss_scale, static_cast<long long>(want.step),
+        static_cast<long long>(want.applied_steps), want.grad_norm, want.clip_scale,
+        want.value_mean, want.skipped ? 1 : 0, want.weight_sum, want.loss_scale);
     /* A skipped step's norm is a NaN or infinity, whose sign and payload nobody promises. */
     require(verdict.step == want.step && verdict.applied_steps == want.applied_steps &&
                 (verdict.skipped != 0) == want.skipped &&
-                same_bits(verdict.value_mean, want.value_mean) &&
+                same_value(verdict.value_mean, want.value_mean) &&
+                same_bits(verdict.weight_sum, want.weight_sum) &&
+                same_bits(verdict.loss_scale, want.loss_scale) &&
                 (want.skipped ? !std::isfinite(verdict.grad_norm)
                               : same_bits(verdict.grad_norm, want.grad_norm) &&
                                     same_bits(verdict.clip_scale, want.clip_scale)),
             text);
   }
 
-  /* The state table against whole-tensor state; every trainable piece of this rank must be there. */
+  /* The state table against whole-tensor state; every trainable piece of this rank must be there.
+   */
   void compare_states(const Expected::After &after) {
     int32_t piece_count = 0, state_count = 0, expected_count = 0;
     const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &piece_count);
