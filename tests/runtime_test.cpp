@@ -22,7 +22,9 @@ struct Shape {
   int32_t world, micro_batches;
 };
 
-std::vector<Shape> shapes_of_eight() { return {{1, 8}, {2, 4}, {4, 2}, {8, 1}}; }
+std::vector<Shape> shapes_of_eight() {
+  return {{1, 8}, {2, 4}, {4, 2}, {8, 1}};
+}
 
 /* Every world and micro-batch count of one product against one oracle. */
 void expect_equal(const Job &job, const std::vector<Shape> &shapes, int64_t steps = kSteps) {
@@ -151,7 +153,8 @@ TEST(Faults, EmptyTensors) {
 TEST(Faults, TenRowsOnFourRanks) {
   Job job;
   job.model.tensors.push_back(ref::matrix("whole", 0, 10, 6));
-  job.model.tensors.push_back(ref::elementwise("cut", 0, {10, 1000})); /* three blocks, four ranks */
+  job.model.tensors.push_back(
+      ref::elementwise("cut", 0, {10, 1000})); /* three blocks, four ranks */
   job.model.tensors.push_back(ref::split_rows("parts", 1, {3, 3, 4}, 5));
   for (const mfsdp_planner planner : planners()) {
     job.planner = planner;
@@ -391,7 +394,7 @@ TEST(Faults, ScaleOfTheStepFollowsThePlannedMatrix) {
       {ref::conv("conv_wide", 0, 8, 8, 2), 1.0, 8, 32},
       {ref::experts("experts", 0, 4, 64, 16), 2.0, 64, 16},
       {ref::split_heads("heads", 0, 256, 64, 4), 1.0, 64, 64}, /* not sqrt(256 / 64) */
-      {ref::split_rows("parts", 0, {64, 16}, 16), 0.0, 0, 0}};  /* each part its own */
+      {ref::split_rows("parts", 0, {64, 16}, 16), 0.0, 0, 0}}; /* each part its own */
   for (const bool rms : {false, true}) {
     Job job;
     job.options.groups[0].weight_decay = 0.0;
@@ -408,7 +411,8 @@ TEST(Faults, ScaleOfTheStepFollowsThePlannedMatrix) {
                           static_cast<int64_t>(start.size()), start.data());
       for (std::size_t k = 0; k < start.size(); ++k)
         sum += std::pow(static_cast<double>(start[k]) -
-                            static_cast<double>(expected.after(0).weights[i][k]), 2);
+                            static_cast<double>(expected.after(0).weights[i][k]),
+                        2);
       const double scale = rms ? 0.2 * std::sqrt(std::max(c.rows, c.cols)) : c.scale;
       const double orthogonal = std::sqrt(std::min(c.rows, c.cols) / (c.rows * c.cols));
       const double ratio =

@@ -121,7 +121,8 @@ std::vector<Rule> optimizer_rules() {
 
 std::vector<Rule> object_rules() {
   return {
-      {"no_backend", MFSDP_E_ARGUMENT, "backend: NULL", [](Parts *p) { p->desc->backend = nullptr; }},
+      {"no_backend", MFSDP_E_ARGUMENT, "backend: NULL",
+       [](Parts *p) { p->desc->backend = nullptr; }},
       {"backend_op", MFSDP_E_ARGUMENT, "the required operation sumsq is missing",
        [](Parts *p) {
          p->backend_ops.sumsq = nullptr;
@@ -151,7 +152,8 @@ std::vector<Rule> object_rules() {
          p->control_ops.probe = nullptr;
          p->group->control = &p->control;
        }},
-      {"no_plan", MFSDP_E_ARGUMENT, "groups[0].plan is NULL", [](Parts *p) { p->group->plan = nullptr; }},
+      {"no_plan", MFSDP_E_ARGUMENT, "groups[0].plan is NULL",
+       [](Parts *p) { p->group->plan = nullptr; }},
       {"plan_world", MFSDP_E_ARGUMENT, "the plan is for world 1, the transport has 2",
        [](Parts *p) {
          p->transport.world = 2;
@@ -194,27 +196,27 @@ void expect_rule(const Rule &rule) {
     MFSDP_TRY(t.make_plan());
     rank.memory->fail_at(-1); /* counts from 0 */
     Parts parts;
-    const mfsdp_status status = t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *group,
-                                                   mfsdp_optimizer_desc *optimizer,
-                                                   mfsdp_hyper_group *hyper) {
-      parts = Parts();
-      parts.desc = desc;
-      parts.group = group;
-      parts.optimizer = optimizer;
-      parts.hyper = hyper;
-      parts.backend = *rank.backend;
-      parts.backend_ops = *rank.backend->ops;
-      parts.backend.ops = &parts.backend_ops;
-      parts.transport = parts.other = t.transport;
-      parts.transport_ops = *t.transport.ops;
-      parts.transport.ops = &parts.transport_ops;
-      parts.control_ops = control_ops;
-      parts.control = rank.control;
-      parts.control.ops = &parts.control_ops;
-      group->control = &parts.control;
-      parts.plan = t.plan;
-      rule.spoil(&parts);
-    });
+    const mfsdp_status status =
+        t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *group,
+                           mfsdp_optimizer_desc *optimizer, mfsdp_hyper_group *hyper) {
+          parts = Parts();
+          parts.desc = desc;
+          parts.group = group;
+          parts.optimizer = optimizer;
+          parts.hyper = hyper;
+          parts.backend = *rank.backend;
+          parts.backend_ops = *rank.backend->ops;
+          parts.backend.ops = &parts.backend_ops;
+          parts.transport = parts.other = t.transport;
+          parts.transport_ops = *t.transport.ops;
+          parts.transport.ops = &parts.transport_ops;
+          parts.control_ops = control_ops;
+          parts.control = rank.control;
+          parts.control.ops = &parts.control_ops;
+          group->control = &parts.control;
+          parts.plan = t.plan;
+          rule.spoil(&parts);
+        });
     must_fail(rank, status, rule.status, rule.text);
     require(t.runtime == nullptr, "*out must be NULL");
     require(rank.memory->alloc_count() == 0, "something was allocated before the check");

@@ -12,20 +12,22 @@ using test::Trainer;
 
 TEST(Init, WrongTimes) {
   Job job = test::small_job();
-  EXPECT_EQ(test::survives(job, 2, 1,
-    [&](Rank &rank, Trainer &t) {
-      must_fail(rank, mfsdp_runtime_init(t.runtime, nullptr, nullptr), MFSDP_E_ARGUMENT,
-                "init: fill is NULL");
-      MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_EVALUATE));
-      must_fail(rank, mfsdp_runtime_init(t.runtime, Trainer::init, &job.model), MFSDP_E_STATE,
-                "init: unit 1 is acquired");
-      return mfsdp_unit_release(t.runtime, 1);
-    },
-    [&](Rank &rank, Trainer &t) {
-      must_fail(rank, mfsdp_runtime_init(t.runtime, Trainer::init, &job.model), MFSDP_E_STATE,
-                "init: a step is open");
-      return MFSDP_OK;
-    }), "");
+  EXPECT_EQ(test::survives(
+                job, 2, 1,
+                [&](Rank &rank, Trainer &t) {
+                  must_fail(rank, mfsdp_runtime_init(t.runtime, nullptr, nullptr), MFSDP_E_ARGUMENT,
+                            "init: fill is NULL");
+                  MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_EVALUATE));
+                  must_fail(rank, mfsdp_runtime_init(t.runtime, Trainer::init, &job.model),
+                            MFSDP_E_STATE, "init: unit 1 is acquired");
+                  return mfsdp_unit_release(t.runtime, 1);
+                },
+                [&](Rank &rank, Trainer &t) {
+                  must_fail(rank, mfsdp_runtime_init(t.runtime, Trainer::init, &job.model),
+                            MFSDP_E_STATE, "init: a step is open");
+                  return MFSDP_OK;
+                }),
+            "");
 }
 
 /* Every owned element is asked for once, frozen ones too, aliases never. */
@@ -46,7 +48,8 @@ TEST(Init, AsksForEveryOwnedElementOnce) {
         t.runtime,
         [](void *user, int32_t param, int64_t first, int64_t count, float *dst) {
           for (int64_t i = 0; i < count; ++i) {
-            ++static_cast<Asked *>(user)->times.at(static_cast<std::size_t>(param))
+            ++static_cast<Asked *>(user)
+                  ->times.at(static_cast<std::size_t>(param))
                   .at(static_cast<std::size_t>(first + i));
             dst[i] = static_cast<float>(param) + static_cast<float>(first + i) / 16384.0f;
           }
@@ -90,25 +93,31 @@ TEST(Init, ParametersAreZerosBefore) {
 
 TEST(Export, WrongArgumentsAndNoSlot) {
   const Job job = test::small_job();
-  EXPECT_EQ(test::survives(job, 2, 1, [](Rank &rank, Trainer &t) {
-    std::vector<float> dst(1000);
-    const mfsdp_counters before = rank.context.counters;
-    for (const int32_t param : {-1, 5})
-      must_fail(rank, mfsdp_param_export(t.runtime, param, 0, dst.data()), MFSDP_E_ARGUMENT,
-                "export: parameter " + std::to_string(param) + " to root 0; needs 0 to 4, and -1 to 1");
-    for (const int32_t root : {-2, 2})
-      must_fail(rank, mfsdp_param_export(t.runtime, 0, root, dst.data()), MFSDP_E_ARGUMENT,
-                "to root " + std::to_string(root));
-    must_fail(rank, mfsdp_param_export(t.runtime, 0, -1, nullptr), MFSDP_E_ARGUMENT,
-              "export: dst is NULL on a receiving rank");
-    must_fail(rank, mfsdp_param_export(t.runtime, 0, rank.rank, nullptr), MFSDP_E_ARGUMENT,
-              "dst is NULL");
-    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "nothing was sent");
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_EVALUATE));
-    must_fail(rank, mfsdp_param_export(t.runtime, 0, -1, dst.data()), MFSDP_E_STATE,
-              "export: all 1 parameter slots are held; release a unit first");
-    return mfsdp_unit_release(t.runtime, 1);
-  }), "");
+  EXPECT_EQ(test::survives(
+                job, 2, 1,
+                [](Rank &rank, Trainer &t) {
+                  std::vector<float> dst(1000);
+                  const mfsdp_counters before = rank.context.counters;
+                  for (const int32_t param : {-1, 5})
+                    must_fail(rank, mfsdp_param_export(t.runtime, param, 0, dst.data()),
+                              MFSDP_E_ARGUMENT,
+                              "export: parameter " + std::to_string(param) +
+                                  " to root 0; needs 0 to 4, and -1 to 1");
+                  for (const int32_t root : {-2, 2})
+                    must_fail(rank, mfsdp_param_export(t.runtime, 0, root, dst.data()),
+                              MFSDP_E_ARGUMENT, "to root " + std::to_string(root));
+                  must_fail(rank, mfsdp_param_export(t.runtime, 0, -1, nullptr), MFSDP_E_ARGUMENT,
+                            "export: dst is NULL on a receiving rank");
+                  must_fail(rank, mfsdp_param_export(t.runtime, 0, rank.rank, nullptr),
+                            MFSDP_E_ARGUMENT, "dst is NULL");
+                  require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0,
+                          "nothing was sent");
+                  MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_EVALUATE));
+                  must_fail(rank, mfsdp_param_export(t.runtime, 0, -1, dst.data()), MFSDP_E_STATE,
+                            "export: all 1 parameter slots are held; release a unit first");
+                  return mfsdp_unit_release(t.runtime, 1);
+                }),
+            "");
 }
 
 TEST(Export, ToOneRootMovesBytesToThatRootOnly) {

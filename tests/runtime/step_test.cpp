@@ -19,7 +19,8 @@ std::vector<BadStep> bad_steps() {
   const double nan = std::nan(""), infinity = HUGE_VAL;
   std::vector<BadStep> out;
   out.push_back({[](mfsdp_step_desc *d) { d->struct_nbytes -= 1; }, "struct_nbytes is not"});
-  out.push_back({[](mfsdp_step_desc *d) { d->micro_batch_count = 0; }, "micro_batch_count is 0, needs 1 to"});
+  out.push_back(
+      {[](mfsdp_step_desc *d) { d->micro_batch_count = 0; }, "micro_batch_count is 0, needs 1 to"});
   out.push_back({[](mfsdp_step_desc *d) { d->micro_batch_count = 9; },
                  "micro_batch_count is 9, needs 1 to max_micro_batches (8)"});
   for (const double bad : {0.0, -1.0, nan, infinity})
@@ -30,22 +31,29 @@ std::vector<BadStep> bad_steps() {
 }
 
 TEST(StepBegin, WrongDescriptions) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    must_fail(rank, mfsdp_step_begin(t.runtime, nullptr), MFSDP_E_ARGUMENT, "desc is NULL");
-    for (const BadStep &bad : bad_steps()) {
-      mfsdp_step_desc desc = t.step_desc(1);
-      bad.spoil(&desc);
-      must_fail(rank, mfsdp_step_begin(t.runtime, &desc), MFSDP_E_ARGUMENT, bad.text);
-    }
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(test::small_job(), 2, 1,
+                           [](Rank &rank, Trainer &t) {
+                             must_fail(rank, mfsdp_step_begin(t.runtime, nullptr), MFSDP_E_ARGUMENT,
+                                       "desc is NULL");
+                             for (const BadStep &bad : bad_steps()) {
+                               mfsdp_step_desc desc = t.step_desc(1);
+                               bad.spoil(&desc);
+                               must_fail(rank, mfsdp_step_begin(t.runtime, &desc), MFSDP_E_ARGUMENT,
+                                         bad.text);
+                             }
+                             return MFSDP_OK;
+                           }),
+            "");
 }
 
 TEST(StepBegin, Twice) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, nullptr, [](Rank &rank, Trainer &t) {
-    must_fail(rank, t.begin(1), MFSDP_E_STATE, "step: the one before was not ended (mfsdp_step_end)");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(test::small_job(), 2, 1, nullptr,
+                           [](Rank &rank, Trainer &t) {
+                             must_fail(rank, t.begin(1), MFSDP_E_STATE,
+                                       "step: the one before was not ended (mfsdp_step_end)");
+                             return MFSDP_OK;
+                           }),
+            "");
 }
 
 TEST(StepValue, OutsideAndTooMany) {
@@ -61,7 +69,8 @@ TEST(StepValue, OutsideAndTooMany) {
     must_fail(rank, mfsdp_step_value(t.runtime, 5.0), MFSDP_E_STATE,
               "step value: more values than micro-batches");
     MFSDP_TRY(t.end());
-    require(t.verdict.value_mean == (1.0 + 2.0 + 10.0 + 11.0) / 4, "the refused value is not in it");
+    require(t.verdict.value_mean == (1.0 + 2.0 + 10.0 + 11.0) / 4,
+            "the refused value is not in it");
     must_fail(rank, mfsdp_step_value(t.runtime, 1.0), MFSDP_E_STATE, "no step is open");
     return t.destroy();
   });
@@ -69,13 +78,17 @@ TEST(StepValue, OutsideAndTooMany) {
 }
 
 TEST(StepEnd, WithoutAStep) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    const mfsdp_counters before = rank.context.counters;
-    must_fail(rank, mfsdp_step_end(t.runtime, 0), MFSDP_E_STATE,
-              "step end: no step is open (mfsdp_step_begin)");
-    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "nothing was sent");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(test::small_job(), 2, 1,
+                           [](Rank &rank, Trainer &t) {
+                             const mfsdp_counters before = rank.context.counters;
+                             must_fail(rank, mfsdp_step_end(t.runtime, 0), MFSDP_E_STATE,
+                                       "step end: no step is open (mfsdp_step_begin)");
+                             require(std::memcmp(&before, &rank.context.counters, sizeof(before)) ==
+                                         0,
+                                     "nothing was sent");
+                             return MFSDP_OK;
+                           }),
+            "");
 }
 
 /* Both ranks meet every obstacle of a step's end and go on as if nothing had been. */
@@ -141,7 +154,8 @@ TEST(Verdict, BeforeAnyStepAndIntoWrongRecords) {
     Trainer t(&rank, &job, 1);
     mfsdp_verdict verdict = mfsdp_verdict_default();
     MFSDP_TRY(t.create());
-    must_fail(rank, mfsdp_step_verdict(t.runtime, &verdict), MFSDP_E_STATE, "no step has ended yet");
+    must_fail(rank, mfsdp_step_verdict(t.runtime, &verdict), MFSDP_E_STATE,
+              "no step has ended yet");
     MFSDP_TRY(t.step(0));
     must_fail(rank, mfsdp_step_verdict(t.runtime, nullptr), MFSDP_E_ARGUMENT, "out is NULL");
     verdict.struct_nbytes = 8;

@@ -17,7 +17,8 @@ using test::Trainer;
 
 class FailingTransport {
 public:
-  FailingTransport(const mfsdp_transport &inner, int64_t fail_at) : inner_(inner), fail_at_(fail_at) {
+  FailingTransport(const mfsdp_transport &inner, int64_t fail_at)
+      : inner_(inner), fail_at_(fail_at) {
     ops_ = *inner.ops;
     ops_.submit = submit;
     ops_.reserve = reserve;
@@ -84,23 +85,29 @@ int strikes(void *self, mfsdp_queue *queue, mfsdp_status *status) {
   return 1;
 }
 
-#define FAILING(entry, queue, parameters, arguments)               \
-  mfsdp_status failing_##entry parameters {                        \
-    mfsdp_status status;                                           \
+#define FAILING(entry, queue, parameters, arguments)                              \
+  mfsdp_status failing_##entry parameters {                                       \
+    mfsdp_status status;                                                          \
     return strikes(self, queue, &status) ? status : fault.inner->entry arguments; \
   }
 FAILING(event_record, nullptr, (void *self, mfsdp_queue *q, mfsdp_event *e), (self, q, e))
 FAILING(queue_wait, nullptr, (void *self, mfsdp_queue *q, mfsdp_event *e), (self, q, e))
 FAILING(event_wait, nullptr, (void *self, mfsdp_context *c, mfsdp_event *e, int64_t t),
         (self, c, e, t))
-FAILING(copy, q, (void *self, mfsdp_queue *q, void *d, mfsdp_space ds, const void *s, mfsdp_space ss,
-                  size_t n), (self, q, d, ds, s, ss, n))
-FAILING(fill_bytes, q, (void *self, mfsdp_queue *q, void *d, int32_t b, size_t n), (self, q, d, b, n))
-FAILING(sum_terms, q, (void *self, mfsdp_queue *q, float *acc, int32_t first, const void *const *terms,
-                       mfsdp_dtype dtype, int32_t term_count, int64_t n),
+FAILING(copy, q,
+        (void *self, mfsdp_queue *q, void *d, mfsdp_space ds, const void *s, mfsdp_space ss,
+         size_t n),
+        (self, q, d, ds, s, ss, n))
+FAILING(fill_bytes, q, (void *self, mfsdp_queue *q, void *d, int32_t b, size_t n),
+        (self, q, d, b, n))
+FAILING(sum_terms, q,
+        (void *self, mfsdp_queue *q, float *acc, int32_t first, const void *const *terms,
+         mfsdp_dtype dtype, int32_t term_count, int64_t n),
         (self, q, acc, first, terms, dtype, term_count, n))
-FAILING(sumsq, q, (void *self, mfsdp_queue *q, double *slots, const float *acc,
-                   const mfsdp_block *blocks, int32_t n), (self, q, slots, acc, blocks, n))
+FAILING(sumsq, q,
+        (void *self, mfsdp_queue *q, double *slots, const float *acc, const mfsdp_block *blocks,
+         int32_t n),
+        (self, q, slots, acc, blocks, n))
 FAILING(verdict_fold, q, (void *self, mfsdp_queue *q, const mfsdp_verdict_args *a), (self, q, a))
 FAILING(gemm, q, (void *self, mfsdp_queue *q, const mfsdp_gemm_args *a), (self, q, a))
 FAILING(normalize, q, (void *self, mfsdp_queue *q, const mfsdp_normalize_args *a), (self, q, a))
@@ -247,7 +254,8 @@ void fail_every_operation(mfsdp_host_queue_kind kind, bool later) {
         expect_refused(rank, t);
       seen[rank.rank] = status;
       if (rank.rank == 1) failed = fault.failed;
-      return status; /* if not OK, the rig poisons for us: a failed set-up leaves that to the program */
+      return status; /* if not OK, the rig poisons for us: a failed set-up leaves that to the
+                        program */
     });
     EXPECT_TRUE(result.clean()) << "operation " << n << ": " << result.text();
     EXPECT_LT(mfsdp_clock_us() - start_us, kEnoughUs) << "operation " << n;
@@ -266,9 +274,15 @@ void fail_every_operation(mfsdp_host_queue_kind kind, bool later) {
   EXPECT_GT(n, 100);
 }
 
-TEST(Failure, OfEveryBackendCall) { fail_every_operation(MFSDP_HOST_QUEUE_INLINE, false); }
-TEST(Failure, OfEveryBackendCallWithWorkers) { fail_every_operation(MFSDP_HOST_QUEUE_WORKER, false); }
-TEST(Failure, OfEveryPieceOfQueuedWork) { fail_every_operation(MFSDP_HOST_QUEUE_INLINE, true); }
+TEST(Failure, OfEveryBackendCall) {
+  fail_every_operation(MFSDP_HOST_QUEUE_INLINE, false);
+}
+TEST(Failure, OfEveryBackendCallWithWorkers) {
+  fail_every_operation(MFSDP_HOST_QUEUE_WORKER, false);
+}
+TEST(Failure, OfEveryPieceOfQueuedWork) {
+  fail_every_operation(MFSDP_HOST_QUEUE_INLINE, true);
+}
 TEST(Failure, OfEveryPieceOfQueuedWorkWithWorkers) {
   fail_every_operation(MFSDP_HOST_QUEUE_WORKER, true);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Bytes by class against numbers worked out here from pieces alone, per rank; no matrix bytes at the
- * optimizer step, with a positive control; memory by class against the same kind of numbers.
+ * Bytes by class against numbers worked out here from pieces alone, per rank; no matrix bytes at
+ * the optimizer step, with a positive control; memory by class against the same kind of numbers.
  */
 #include "runtime_rig.h"
 
@@ -24,7 +24,9 @@ std::ostream &operator<<(std::ostream &out, const Bytes &b) {
   return out << b.payload << " payload, " << b.wire << " wire";
 }
 
-int64_t aligned(int64_t count) { return (count + 127) / 128 * 128; }
+int64_t aligned(int64_t count) {
+  return (count + 127) / 128 * 128;
+}
 
 /*
  * What one copy of `owner`'s part of a unit costs. Padding travels only inside a stretch: between
@@ -138,7 +140,8 @@ void expect_traffic(const Job &job, int32_t world, int32_t micro_batches, int64_
   for (std::size_t r = 0; r < sent.size(); ++r)
     for (int c = 0; c < MFSDP_TRAFFIC_CLASS_COUNT; ++c) {
       EXPECT_EQ(sent[r].by_class[c], want[r].by_class[c])
-          << mfsdp_traffic_name(static_cast<mfsdp_traffic>(c)) << " of rank " << r << " of " << world;
+          << mfsdp_traffic_name(static_cast<mfsdp_traffic>(c)) << " of rank " << r << " of "
+          << world;
       sum[c].add(sent[r].by_class[c], 1);
     }
   /* The same without a plan: every element goes to, or comes from, world - 1 others. */
@@ -285,7 +288,8 @@ TEST(Memory, ByClassEqualsThePlanAndTheAllocator) {
     /* init's staging was given back, and shows in the peak. */
     test::require(now[MFSDP_MEMORY_STAGING] == (reduces ? 3 * job.chunk_nbytes : 0), "staging");
     test::require(rank.context.peak_nbytes[MFSDP_MEMORY_STAGING] ==
-                      now[MFSDP_MEMORY_STAGING] + 65536 * 4, "the peak of staging");
+                      now[MFSDP_MEMORY_STAGING] + 65536 * 4,
+                  "the peak of staging");
     test::require(rank.context.total_peak_nbytes == rank.memory->peak_nbytes(), "the total peak");
     const std::size_t total = rank.context.total_nbytes;
     for (int64_t s = 0; s < 2; ++s)

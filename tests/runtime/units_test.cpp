@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Acquire, release, gradients and reduce in the wrong order: a status, a message, nothing changed. */
+/* Acquire, release, gradients and reduce in the wrong order: a status, a message, nothing changed.
+ */
 #include "runtime_rig.h"
 
 namespace {
@@ -23,94 +24,123 @@ Job tied_job() {
 }
 
 TEST(Acquire, UnknownUnitsAndUses) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    for (const int32_t unit : {-1, 3, INT32_MAX}) {
-      const std::string text = "unit " + std::to_string(unit) + " does not exist, needs 0 to 2";
-      must_fail(rank, mfsdp_unit_acquire(t.runtime, unit, MFSDP_USE_FORWARD), MFSDP_E_ARGUMENT, text);
-      must_fail(rank, mfsdp_unit_release(t.runtime, unit), MFSDP_E_ARGUMENT, text);
-      must_fail(rank, mfsdp_unit_grads(t.runtime, unit), MFSDP_E_ARGUMENT, text);
-      must_fail(rank, mfsdp_unit_reduce(t.runtime, unit), MFSDP_E_ARGUMENT, text);
-    }
-    must_fail(rank, mfsdp_unit_acquire(t.runtime, 0, static_cast<mfsdp_use>(0)), MFSDP_E_ARGUMENT,
-              "acquire unit 0: unknown use 0");
-    require(mfsdp_unit_param(t.runtime, 0) == nullptr, "nothing is acquired");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(
+                test::small_job(), 2, 1,
+                [](Rank &rank, Trainer &t) {
+                  for (const int32_t unit : {-1, 3, INT32_MAX}) {
+                    const std::string text =
+                        "unit " + std::to_string(unit) + " does not exist, needs 0 to 2";
+                    must_fail(rank, mfsdp_unit_acquire(t.runtime, unit, MFSDP_USE_FORWARD),
+                              MFSDP_E_ARGUMENT, text);
+                    must_fail(rank, mfsdp_unit_release(t.runtime, unit), MFSDP_E_ARGUMENT, text);
+                    must_fail(rank, mfsdp_unit_grads(t.runtime, unit), MFSDP_E_ARGUMENT, text);
+                    must_fail(rank, mfsdp_unit_reduce(t.runtime, unit), MFSDP_E_ARGUMENT, text);
+                  }
+                  must_fail(rank, mfsdp_unit_acquire(t.runtime, 0, static_cast<mfsdp_use>(0)),
+                            MFSDP_E_ARGUMENT, "acquire unit 0: unknown use 0");
+                  require(mfsdp_unit_param(t.runtime, 0) == nullptr, "nothing is acquired");
+                  return MFSDP_OK;
+                }),
+            "");
 }
 
 TEST(Acquire, CountsAndKeepsTheAddress) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    const mfsdp_traffic_count *sent = &rank.context.counters.sent[MFSDP_TRAFFIC_MATERIALIZE];
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
-    const void *address = mfsdp_unit_param(t.runtime, 1);
-    const uint64_t payload_nbytes = sent->payload_nbytes;
-    require(address != nullptr, "acquired");
-    for (int i = 0; i < 3; ++i)
-      MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_BACKWARD));
-    require(sent->payload_nbytes == payload_nbytes, "only the first acquire gathers");
-    for (int i = 0; i < 3; ++i)
-      MFSDP_TRY(mfsdp_unit_release(t.runtime, 1));
-    require(mfsdp_unit_param(t.runtime, 1) == address, "pinned until the matching release");
-    MFSDP_TRY(mfsdp_unit_release(t.runtime, 1));
-    require(mfsdp_unit_param(t.runtime, 1) == nullptr, "no address after the last release");
-    must_fail(rank, mfsdp_unit_release(t.runtime, 1), MFSDP_E_STATE,
-              "release unit 1: it is not acquired");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(test::small_job(), 2, 1,
+                           [](Rank &rank, Trainer &t) {
+                             const mfsdp_traffic_count *sent =
+                                 &rank.context.counters.sent[MFSDP_TRAFFIC_MATERIALIZE];
+                             MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
+                             const void *address = mfsdp_unit_param(t.runtime, 1);
+                             const uint64_t payload_nbytes = sent->payload_nbytes;
+                             require(address != nullptr, "acquired");
+                             for (int i = 0; i < 3; ++i)
+                               MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_BACKWARD));
+                             require(sent->payload_nbytes == payload_nbytes,
+                                     "only the first acquire gathers");
+                             for (int i = 0; i < 3; ++i)
+                               MFSDP_TRY(mfsdp_unit_release(t.runtime, 1));
+                             require(mfsdp_unit_param(t.runtime, 1) == address,
+                                     "pinned until the matching release");
+                             MFSDP_TRY(mfsdp_unit_release(t.runtime, 1));
+                             require(mfsdp_unit_param(t.runtime, 1) == nullptr,
+                                     "no address after the last release");
+                             must_fail(rank, mfsdp_unit_release(t.runtime, 1), MFSDP_E_STATE,
+                                       "release unit 1: it is not acquired");
+                             return MFSDP_OK;
+                           }),
+            "");
 }
 
 TEST(Acquire, BeyondActiveUnitsChangesNothing) {
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
-    const mfsdp_counters before = rank.context.counters;
-    const float *a = static_cast<const float *>(mfsdp_unit_param(t.runtime, 1));
-    const std::vector<float> copy(a, a + 120);
-    must_fail(rank, mfsdp_unit_acquire(t.runtime, 2, MFSDP_USE_FORWARD), MFSDP_E_STATE,
-              "acquire unit 2: needs 1 parameter slots, 0 of 1 are free; release a unit or raise "
-              "active_units");
-    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "nothing was sent");
-    require(mfsdp_unit_param(t.runtime, 4) == nullptr, "the refused unit is not acquired");
-    must_fail(rank, mfsdp_unit_release(t.runtime, 2), MFSDP_E_STATE, "it is not acquired");
-    require(std::memcmp(copy.data(), a, 120 * sizeof(float)) == 0, "the held unit is untouched");
-    return mfsdp_unit_release(t.runtime, 1);
-  }), "");
+  EXPECT_EQ(
+      test::survives(
+          test::small_job(), 2, 1,
+          [](Rank &rank, Trainer &t) {
+            MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
+            const mfsdp_counters before = rank.context.counters;
+            const float *a = static_cast<const float *>(mfsdp_unit_param(t.runtime, 1));
+            const std::vector<float> copy(a, a + 120);
+            must_fail(
+                rank, mfsdp_unit_acquire(t.runtime, 2, MFSDP_USE_FORWARD), MFSDP_E_STATE,
+                "acquire unit 2: needs 1 parameter slots, 0 of 1 are free; release a unit or raise "
+                "active_units");
+            require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0,
+                    "nothing was sent");
+            require(mfsdp_unit_param(t.runtime, 4) == nullptr, "the refused unit is not acquired");
+            must_fail(rank, mfsdp_unit_release(t.runtime, 2), MFSDP_E_STATE, "it is not acquired");
+            require(std::memcmp(copy.data(), a, 120 * sizeof(float)) == 0,
+                    "the held unit is untouched");
+            return mfsdp_unit_release(t.runtime, 1);
+          }),
+      "");
 }
 
 TEST(Acquire, TiedUnitsTakeTheirOwnerAlong) {
-  EXPECT_EQ(test::survives(tied_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD));
-    require(mfsdp_unit_param(t.runtime, 4) != nullptr &&
-                mfsdp_unit_param(t.runtime, 4) == mfsdp_unit_param(t.runtime, 0),
-            "an alias is its owner's tensor");
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 0, MFSDP_USE_FORWARD)); /* held already: no new slot */
-    MFSDP_TRY(mfsdp_unit_release(t.runtime, 3));
-    require(mfsdp_unit_param(t.runtime, 0) != nullptr, "the owner's own acquire still counts");
-    MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
-    const mfsdp_counters before = rank.context.counters;
-    must_fail(rank, mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD), MFSDP_E_STATE,
-              "acquire unit 3: needs 1 parameter slots, 0 of 2 are free");
-    MFSDP_TRY(mfsdp_unit_release(t.runtime, 0));
-    must_fail(rank, mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD), MFSDP_E_STATE,
-              "acquire unit 3: needs 2 parameter slots, 1 of 2 are free");
-    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "nothing was sent");
-    require(mfsdp_unit_param(t.runtime, 0) == nullptr && mfsdp_unit_param(t.runtime, 3) == nullptr,
-            "neither of the two units was acquired");
-    return mfsdp_unit_release(t.runtime, 1);
-  }), "");
+  EXPECT_EQ(
+      test::survives(
+          tied_job(), 2, 1,
+          [](Rank &rank, Trainer &t) {
+            MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD));
+            require(mfsdp_unit_param(t.runtime, 4) != nullptr &&
+                        mfsdp_unit_param(t.runtime, 4) == mfsdp_unit_param(t.runtime, 0),
+                    "an alias is its owner's tensor");
+            MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 0,
+                                         MFSDP_USE_FORWARD)); /* held already: no new slot */
+            MFSDP_TRY(mfsdp_unit_release(t.runtime, 3));
+            require(mfsdp_unit_param(t.runtime, 0) != nullptr,
+                    "the owner's own acquire still counts");
+            MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_FORWARD));
+            const mfsdp_counters before = rank.context.counters;
+            must_fail(rank, mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD), MFSDP_E_STATE,
+                      "acquire unit 3: needs 1 parameter slots, 0 of 2 are free");
+            MFSDP_TRY(mfsdp_unit_release(t.runtime, 0));
+            must_fail(rank, mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD), MFSDP_E_STATE,
+                      "acquire unit 3: needs 2 parameter slots, 1 of 2 are free");
+            require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0,
+                    "nothing was sent");
+            require(mfsdp_unit_param(t.runtime, 0) == nullptr &&
+                        mfsdp_unit_param(t.runtime, 3) == nullptr,
+                    "neither of the two units was acquired");
+            return mfsdp_unit_release(t.runtime, 1);
+          }),
+      "");
 }
 
 TEST(Gradients, OutsideAStep) {
-  EXPECT_EQ(test::survives(tied_job(), 2, 1, [](Rank &rank, Trainer &t) {
-    must_fail(rank, mfsdp_unit_grads(t.runtime, 1), MFSDP_E_STATE,
-              "gradients of unit 1: no step is open (mfsdp_step_begin)");
-    must_fail(rank, mfsdp_unit_reduce(t.runtime, 1), MFSDP_E_STATE,
-              "reduce unit 1: its gradients are not open (mfsdp_unit_grads)");
-    must_fail(rank, mfsdp_grad_absent(t.runtime, 1), MFSDP_E_STATE,
-              "absent gradient: the gradients of a are not open");
-    for (const int32_t param : {-1, 0, 1, 4, 5})
-      require(mfsdp_unit_grad(t.runtime, param) == nullptr, "no gradient is open");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(
+                tied_job(), 2, 1,
+                [](Rank &rank, Trainer &t) {
+                  must_fail(rank, mfsdp_unit_grads(t.runtime, 1), MFSDP_E_STATE,
+                            "gradients of unit 1: no step is open (mfsdp_step_begin)");
+                  must_fail(rank, mfsdp_unit_reduce(t.runtime, 1), MFSDP_E_STATE,
+                            "reduce unit 1: its gradients are not open (mfsdp_unit_grads)");
+                  must_fail(rank, mfsdp_grad_absent(t.runtime, 1), MFSDP_E_STATE,
+                            "absent gradient: the gradients of a are not open");
+                  for (const int32_t param : {-1, 0, 1, 4, 5})
+                    require(mfsdp_unit_grad(t.runtime, param) == nullptr, "no gradient is open");
+                  return MFSDP_OK;
+                }),
+            "");
 }
 
 TEST(Gradients, OfAUnitWithoutAny) {
@@ -124,7 +154,8 @@ TEST(Gradients, OfAUnitWithoutAny) {
                 "parameter " + std::to_string(param) + " does not exist");
     must_fail(rank, mfsdp_grad_absent(t.runtime, 2), MFSDP_E_ARGUMENT, "mask is frozen");
     for (int m = 0; m < 2; ++m) {
-      must_fail(rank, mfsdp_unit_reduce(t.runtime, 2), MFSDP_E_STATE, "reduce unit 2: its gradients");
+      must_fail(rank, mfsdp_unit_reduce(t.runtime, 2), MFSDP_E_STATE,
+                "reduce unit 2: its gradients");
       MFSDP_TRY(mfsdp_unit_grads(t.runtime, 2));
       require(mfsdp_unit_grad(t.runtime, 2) == nullptr, "frozen");
       must_fail(rank, mfsdp_unit_grads(t.runtime, 2), MFSDP_E_STATE,
