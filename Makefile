@@ -53,7 +53,7 @@ tsan_SANITIZER := 1
 
 # ---- what there is: nothing below is a list of files ----
 EXAMPLES := $(patsubst examples/%.c,%,$(wildcard examples/*.c))
-MODEL_SRCS := $(wildcard examples/gpt/*.c)
+EXAMPLE_SRCS := $(wildcard examples/*/*.c)
 BENCHES := $(patsubst bench/%.c,%,$(wildcard bench/*.c)) $(patsubst bench/%.cpp,%,$(wildcard bench/*.cpp))
 BENCH_SUPPORT_SRCS := $(wildcard bench/support/*.c bench/support/*.cpp)
 find_tests = $(sort $(patsubst ./%,%,$(shell [ ! -d tests ] || find tests -name '$1' -type f)))

@@ -37,35 +37,35 @@ build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)
 	$$(call say,CXX,$$@)$$($1_CXX) -MMD -MP -c $$< -o $$@
 
-# Archives are made again when a file goes, too.
+# Archives are made again when a file goes, too (q, not r: two folders may hold files of one name).
 build/$1/files.stamp: FORCE
 	@mkdir -p $$(@D)
-	@echo '$(MODEL_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' | cmp -s - $$@ || \
-	  echo '$(MODEL_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' >$$@
+	@echo '$(EXAMPLE_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' | cmp -s - $$@ || \
+	  echo '$(EXAMPLE_SRCS) $(BENCH_SUPPORT_SRCS) $(TEST_SUPPORT_SRCS)' >$$@
 
-build/$1/libgpt.a: $(MODEL_SRCS:%.c=build/$1/%.o)
+build/$1/libexamples.a: $(EXAMPLE_SRCS:%.c=build/$1/%.o)
 build/$1/libbench.a: $(patsubst %,build/$1/%.o,$(basename $(BENCH_SUPPORT_SRCS)))
 build/$1/libsupport.a: $(TEST_SUPPORT_SRCS:%.cpp=build/$1/%.o)
 build/$1/%.a: build/$1/files.stamp
 	@mkdir -p $$(@D) && rm -f $$@
-	@$(AR) rcs $$@ $$(filter %.o,$$^)
+	@$(AR) qcs $$@ $$(filter %.o,$$^)
 
 build/$1/gtest/%.o: $(GTEST_DIR)/src/%.cc build/$1/flags.stamp
 	@mkdir -p $$(@D)
 	$$(call say,CXX,$$@)$(CXX) -std=c++14 $($1_FLAGS) $(GTEST_CFLAGS) -I$(GTEST_DIR) -c $$< -o $$@
 build/$1/libgtest.a: build/$1/gtest/gtest-all.o build/$1/gtest/gtest_main.o
 
-build/$1/examples/%: build/$1/examples/%.o build/$1/libgpt.a
-	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) build/$1/libgpt.a $$($1_LIBS) -o $$@
+build/$1/examples/%: build/$1/examples/%.o build/$1/libexamples.a
+	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) build/$1/libexamples.a $$($1_LIBS) -o $$@
 
-build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libgpt.a
-	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libgpt.a $$($1_LIBS) -o $$@
+build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libexamples.a
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$($1_LIBS) -o $$@
 
 # Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
-build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libgpt.a \
+build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libexamples.a \
                        $(if $(GTEST_DIR),build/$1/libgtest.a)
 	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(if $$(filter tests/$$*_test.cpp,$(if $(filter 0,$($1_SANITIZER)),$(TEST_WRAP_SRCS))),$$(WRAP)) \
-	  $$(filter %.o,$$^) build/$1/libsupport.a build/$1/libgpt.a $$($1_GTEST_LIBS) $$($1_LIBS) -o $$@
+	  $$(filter %.o,$$^) build/$1/libsupport.a build/$1/libexamples.a $$($1_GTEST_LIBS) $$($1_LIBS) -o $$@
 
 -include $$(shell [ ! -d build/$1 ] || find build/$1 -name '*.d')
 endef
