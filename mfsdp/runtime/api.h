@@ -27,7 +27,8 @@ typedef enum mfsdp_missing {
  *
  * Group 0 spans all ranks, or, with a replica transport, all ranks of one replica. Another group spans
  * some of them: the ranks that hold the same parameters (experts, say). Its plan may differ between its
- * instances (the ranks {0, 2} may share other experts than {1, 3}).
+ * instances (the ranks {0, 2} may share other experts than {1, 3}); with prefetch_depth they use the same
+ * unit numbers. Every rank lists the groups in the same order; where it has nothing of one, an empty plan.
  *
  * Replicas (HSDP): the ranks that own the same pieces in different copies of the group. Gradients are
  * summed over the group first, then over the replicas in their order. Sample block i * ranks + k is
@@ -54,6 +55,7 @@ MFSDP_API mfsdp_group mfsdp_group_default(void)
  * Dynamic loss scaling, for 16-bit gradients: the trainer multiplies its loss gradient by
  * mfsdp_runtime_loss_scale, the step divides by it. A non-finite gradient skips the step and multiplies
  * the scale by `backoff`; after `growth_interval` applied steps in a row it is multiplied by `growth`.
+ * A step that is skipped for want of weights leaves the scale and the count of steps alone.
  * Equal on all ranks, since the verdict is. torch.amp.GradScaler's rule and defaults.
  */
 typedef struct mfsdp_loss_scale {
@@ -172,7 +174,7 @@ typedef struct mfsdp_verdict {
   double value_mean;     /* mean of mfsdp_step_value over all sample blocks; NaN if some are missing */
   double weight_sum;     /* of all sample blocks; 0 unless desc.weighted */
   double loss_scale;     /* that this step's gradients carried */
-  int32_t skipped;       /* 1: the gradient was not finite, nothing was updated */
+  int32_t skipped;       /* 1: the gradient was not finite, or the weights' sum is 0: nothing was updated */
   int32_t stop;          /* 1: some rank asked to stop */
 } mfsdp_verdict;
 

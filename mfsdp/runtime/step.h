@@ -43,7 +43,8 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
-  mfsdp__step_adapt_loss_scale(rt, v->skipped);
+  if (!rt->desc.weighted || v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
+    mfsdp__step_adapt_loss_scale(rt, v->skipped);
   rt->verdict_pending = 0;
   return MFSDP_OK;
 }
