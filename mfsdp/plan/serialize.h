@@ -52,15 +52,14 @@ MFSDP_API void mfsdp__sink_string(mfsdp__sink *sink, const char *text) {
   mfsdp__sink_bytes(sink, text, nbytes);
 }
 
-MFSDP_API void mfsdp__sink_param(mfsdp__sink *sink, const mfsdp_plan *plan, int32_t index) {
-  const mfsdp_param *param = &plan->params[index];
+/* What the caller said of a parameter. */
+MFSDP_API void mfsdp__sink_description(mfsdp__sink *sink, const mfsdp_param *param) {
   const int32_t fields[10] = {(int32_t)param->role,      (int32_t)param->view,
                               (int32_t)param->placement, (int32_t)param->compute,
                               (int32_t)param->master,    (int32_t)param->grad,
                               (int32_t)param->wire,      param->is_slice,
                               param->local_matrix_ok,    param->head_count};
-  int32_t i, count;
-  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(plan, index, &count);
+  int32_t i;
   mfsdp__sink_string(sink, param->name);
   mfsdp__sink_string(sink, param->alias_of);
   mfsdp__sink_integer(sink, param->ndim, 4);
@@ -73,6 +72,13 @@ MFSDP_API void mfsdp__sink_param(mfsdp__sink *sink, const mfsdp_plan *plan, int3
   mfsdp__sink_integer(sink, param->part_count, 4);
   for (i = 0; i < param->part_count; ++i)
     mfsdp__sink_integer(sink, param->part_rows[i], 8);
+}
+
+/* The description, and what the planner made of it. */
+MFSDP_API void mfsdp__sink_param(mfsdp__sink *sink, const mfsdp_plan *plan, int32_t index) {
+  int32_t i, count;
+  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(plan, index, &count);
+  mfsdp__sink_description(sink, &plan->params[index]);
   mfsdp__sink_integer(sink, count, 4);
   for (i = 0; i < count; ++i) {
     mfsdp__sink_integer(sink, pieces[i].matrix, 4);
@@ -112,6 +118,17 @@ MFSDP_API uint64_t mfsdp_plan_param_hash(const mfsdp_plan *plan, int32_t param) 
   memset(&sink, 0, sizeof(sink));
   sink.hash = MFSDP_HASH_SEED;
   mfsdp__sink_param(&sink, plan, param);
+  return sink.hash;
+}
+
+/* Hash of a parameter's description alone: a tensor that is missing or described otherwise on one rank
+ * moves the pieces of all, so descriptions are what to compare first. 0 out of range. */
+MFSDP_API uint64_t mfsdp_plan_description_hash(const mfsdp_plan *plan, int32_t param) {
+  mfsdp__sink sink;
+  if (!mfsdp__plan_has_param(plan, param)) return 0;
+  memset(&sink, 0, sizeof(sink));
+  sink.hash = MFSDP_HASH_SEED;
+  mfsdp__sink_description(&sink, &plan->params[param]);
   return sink.hash;
 }
 

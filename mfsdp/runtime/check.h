@@ -270,30 +270,47 @@ MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context, const mf
 #define MFSDP__AGREE_WORDS 4
 #define MFSDP__AGREE_PARAMS 32 /* parameter hashes compared per message */
 
-/* Finds the first parameter whose hash differs from rank 0's on some rank. Every rank runs it, with the
- * smallest parameter count of all. `all`: world x MFSDP__AGREE_PARAMS words. */
-MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
-                                              const mfsdp_control *control, int32_t smallest_count,
-                                              uint64_t *all)
+/* Finds the first parameter whose hash differs from rank 0's on some rank; MFSDP_OK if there is none.
+ * `all`: world x MFSDP__AGREE_PARAMS words. */
+MFSDP_API mfsdp_status mfsdp__agree_on_hashes(mfsdp_context *context, const mfsdp_plan *plan,
+                                              const mfsdp_control *control, int32_t count,
+                                              uint64_t (*hash)(const mfsdp_plan *plan, int32_t param),
+                                              const char *what, uint64_t *all)
 {
   uint64_t own[MFSDP__AGREE_PARAMS];
   int32_t first, i, r;
-  for (first = 0; first < smallest_count; first += MFSDP__AGREE_PARAMS) {
+  for (first = 0; first < count; first += MFSDP__AGREE_PARAMS) {
     memset(own, 0, sizeof(own));
-    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < smallest_count; ++i)
-      own[i] = mfsdp_plan_param_hash(plan, first + i);
+    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i) own[i] = hash(plan, first + i);
     MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
-    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < smallest_count; ++i)
+    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i)
       for (r = 1; r < control->world; ++r)
         if (all[r * MFSDP__AGREE_PARAMS + i] != all[i])
-          return MFSDP_FAIL_PEER(
-            context, MFSDP_E_MISMATCH, r,
-            "runtime: the plans of ranks 0 and %d differ, first at parameter %d (here: %s)", (int)r,
-            (int)(first + i), mfsdp_plan_param(plan, first + i)->name);
+          return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
+                                 "runtime: the plans of ranks 0 and %d differ%s, first at parameter %d "
+                                 "(here: %s)",
+                                 (int)r, what, (int)(first + i),
+                                 mfsdp_plan_param(plan, first + i)->name);
   }
+  return MFSDP_OK;
+}
+
+/* Says how plans differ: descriptions first, since one tensor more or less moves the pieces of all. Every
+ * rank runs it with the smallest parameter count of all and the count that differs from it, if any. */
+MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
+                                              const mfsdp_control *control, int32_t smallest,
+                                              int32_t largest, uint64_t *all)
+{
+  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_description_hash, "", all));
+  if (smallest != largest)
+    return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
+                      "runtime: some rank's plan has %d parameters and another's %d; the first %d agree",
+                      (int)smallest, (int)largest, (int)smallest);
+  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_param_hash,
+                                   " in owners or offsets", all));
   return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
-                    "runtime: the plans differ between ranks though their first %d parameters agree",
-                    (int)smallest_count);
+                    "runtime: the plans differ between ranks though their %d parameters agree",
+                    (int)smallest);
 }
 
 MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp_runtime_desc *desc,
@@ -302,14 +319,14 @@ MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp
 {
   static const char *const what[2] = {"library version", "option hash"};
   uint64_t own[MFSDP__AGREE_WORDS];
-  uint64_t smallest;
+  uint64_t smallest, largest;
   int32_t r, w, plans_differ = 0;
   own[0] = MFSDP_VERSION;
   own[1] = mfsdp__runtime_option_hash(desc);
   own[2] = (uint64_t)mfsdp_plan_param_count(plan);
   own[3] = mfsdp_plan_hash(plan);
   MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
-  smallest = all[2];
+  smallest = largest = all[2];
   for (r = 1; r < control->world; ++r) {
     const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
     for (w = 0; w < 2; ++w)
@@ -319,9 +336,10 @@ MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp
                                (unsigned long long)theirs[w], (unsigned long long)all[w]);
     plans_differ = plans_differ || theirs[2] != all[2] || theirs[3] != all[3];
     if (theirs[2] < smallest) smallest = theirs[2];
+    if (theirs[2] > largest) largest = theirs[2];
   }
   if (!plans_differ) return MFSDP_OK;
-  return mfsdp__agree_on_params(context, plan, control, (int32_t)smallest, all);
+  return mfsdp__agree_on_params(context, plan, control, (int32_t)smallest, (int32_t)largest, all);
 }
 
 /* E_MISMATCH, the same on every rank, unless version, options and plan are equal over this control. */

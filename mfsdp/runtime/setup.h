@@ -206,7 +206,8 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
  * Makes a runtime: checks the description, agrees with all ranks on version, options and plan, and
  * allocates everything that steps will use. Parameters start as zeros (mfsdp_runtime_init). Collective,
  * COMPLETE. E_ARGUMENT and E_UNSUPPORTED come before any communication or allocation; E_MISMATCH names
- * the first difference on every rank. On failure *out is NULL and nothing is held.
+ * the first difference on every rank. On failure *out is NULL and nothing is held; after the ranks have
+ * agreed, a failure also poisons the transports, so that peers do not wait for this rank.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_runtime **out)
@@ -229,6 +230,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   rt->failure = mfsdp_error_none();
   status = mfsdp__setup(rt, &sizes);
   if (status != MFSDP_OK) {
+    (void)mfsdp__runtime_failed(rt, status); /* the ranks had agreed: peers must not wait for this one */
     mfsdp__teardown(rt);
     return status;
   }
