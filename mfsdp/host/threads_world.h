@@ -30,9 +30,18 @@ typedef struct mfsdp_threads_world_desc {
   int32_t batch_count;         /* batches of a rank that may be queued at a time; at least 1 */
   int32_t batch_xfer_count;    /* transfers of a batch until `reserve` asks for more; at least 1 */
   size_t control_nbytes;       /* largest control message of a rank; takes 2 x world x this */
+  /* Artificial links, to try a program on a network that this machine does not have: every ordered
+   * pair of ranks has a wire of its own that carries one message at a time. A message of n bytes
+   * that its sender posts at time t leaves at s = max(t, wire free), keeps the wire until
+   * s + n / bytes_per_us, and arrives latency_us after that: then it is received and its sender
+   * released, not before. Control messages are not slowed. Set on the world, so equal on all ranks.
+   */
+  int64_t latency_us;  /* 0 to 1e9; 0: none */
+  double bytes_per_us; /* = MB/s; 0: without limit */
 } mfsdp_threads_world_desc;
 
-/* World 1, 60 s, one node, 4 batches of 64 transfers, control messages up to 16 KiB. */
+/* World 1, 60 s, one node, 4 batches of 64 transfers, control messages up to 16 KiB, no artificial
+ * links. */
 MFSDP_API mfsdp_threads_world_desc mfsdp_threads_world_desc_default(void) {
   mfsdp_threads_world_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -62,12 +71,14 @@ typedef struct mfsdp__threads_xfer {
   struct mfsdp__threads_xfer
       *next; /* the pair's next send, or the batch's next receive from x.peer */
   const struct mfsdp__threads_batch *batch;
+  int64_t arrives_us; /* of a send on an artificial link; 0: at once */
 } mfsdp__threads_xfer;
 
 /* From one rank to another. Guarded by the receiver's mutex (head is also peeked at without). */
 typedef struct mfsdp__threads_pair {
   mfsdp__threads_xfer *head, *tail; /* sends posted and not yet taken */
   int32_t receive_count; /* receives of the receiver's running batch still to be served */
+  int64_t busy_until_us; /* artificial link: when its wire is free again */
 } mfsdp__threads_pair;
 
 /* A rank's mailbox. Aligned so that neighbours do not share a cache line (pairs of 64 bytes). */
@@ -98,6 +109,7 @@ typedef struct mfsdp__threads_meeting {
 typedef struct mfsdp_threads_world {
   mfsdp_threads_world_desc desc;
   int32_t *node_of_rank; /* NULL: one node */
+  int32_t has_links;     /* artificial ones */
   mfsdp__threads_slot *slots;
   mfsdp__threads_pair *pairs; /* [receiver * world + sender] */
   int32_t slot_ready_count;   /* mutexes and conditions that exist */
@@ -280,6 +292,14 @@ MFSDP_API mfsdp_status mfsdp__threads_world_desc_check(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "threads world: desc.batch_xfer_count is %d, needs at least 1",
                       (int)desc->batch_xfer_count);
+  if (desc->latency_us < 0 || desc->latency_us > 1000000000)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "threads world: desc.latency_us is %lld, needs 0 to 1000000000",
+                      (long long)desc->latency_us);
+  if (!(desc->bytes_per_us == 0.0 || (desc->bytes_per_us >= 1e-3 && desc->bytes_per_us <= 1e12)))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "threads world: desc.bytes_per_us is %g, needs 0 (no limit) or 0.001 to 1e12",
+                      desc->bytes_per_us);
   for (r = 0; desc->node_of_rank != NULL && r < desc->world; ++r)
     if (desc->node_of_rank[r] < 0)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -363,7 +383,7 @@ MFSDP_API mfsdp_status mfsdp__threads_world_start(mfsdp_context *context,
 }
 
 /*
- * Makes the shared part of a world of thread ranks. All of its memory (about world^2 x 24 bytes and
+ * Makes the shared part of a world of thread ranks. All of its memory (about world^2 x 32 bytes and
  * the control messages) comes from `context`, which belongs to the calling thread and must be
  * handed to mfsdp_threads_world_destroy again. COMPLETE. *out is NULL after an error: E_ARGUMENT,
  * E_OVERFLOW, E_MEMORY, E_IO.
@@ -380,6 +400,7 @@ MFSDP_API mfsdp_status mfsdp_threads_world_create(mfsdp_context *context,
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*world), "threads world", &table));
   world = (mfsdp_threads_world *)table;
   world->desc = *desc;
+  world->has_links = desc->latency_us > 0 || desc->bytes_per_us > 0.0;
   world->error = mfsdp_error_none();
   status = mfsdp__threads_world_alloc(context, world);
   world->desc.node_of_rank = NULL; /* the caller's array is not ours to read later */

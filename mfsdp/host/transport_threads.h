@@ -13,7 +13,8 @@
  * Rendezvous: a receiver copies straight from the sender's buffer (one copy, none in between), and
  * a batch is complete when its receives are filled and its sends have been read. A batch posts all
  * of its sends, then serves its receives as their senders arrive, then waits for its readers; so
- * batches that send to each other never deadlock. Copies happen outside all locks.
+ * batches that send to each other never deadlock. Copies happen outside all locks. The world may
+ * slow messages down like a network (latency_us, bytes_per_us of its description).
  *
  * Failure: a size or check word that differs, a peer that has left, a wait without progress for
  * deadline_us, or `poison` end the world: every running batch of every rank returns the first error
@@ -38,7 +39,7 @@ typedef struct mfsdp__threads_batch {
   struct mfsdp__threads_transport *transport;
   mfsdp__threads_xfer *xfers; /* xfer_capacity entries */
   int32_t xfer_count;
-  int32_t state; /* with ring_mutex */
+  int32_t state;          /* with ring_mutex */
   mfsdp_event *submitted; /* passes when the queue has run the batch, or skipped it */
   uint64_t check;
   const char *label;
@@ -60,8 +61,9 @@ typedef struct mfsdp__threads_transport {
   mfsdp__threads_xfer **last;     /* world: the last one */
   int32_t *senders;               /* the ranks with receives to serve */
   int32_t sender_count;
-  int32_t *suspects; /* world: scratch of the time-out's explanation */
-  uint8_t *visited;  /* world */
+  int64_t next_arrival_us; /* of a message on its artificial link; NEVER: there is none */
+  int32_t *suspects;       /* world: scratch of the time-out's explanation */
+  uint8_t *visited;        /* world */
 } mfsdp__threads_transport;
 
 /* ---- the life of a batch, on the queue's thread ---- */
@@ -101,12 +103,25 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_open(mfsdp__threads_batch *batch, mf
                          batch->label, (int)slot->rank);
 }
 
+/* Puts a message on its artificial link. With the receiver's mutex held. */
+MFSDP_API void mfsdp__threads_depart(const mfsdp_threads_world_desc *desc,
+                                     mfsdp__threads_pair *pair, mfsdp__threads_xfer *xfer) {
+  const int64_t now_us = mfsdp_clock_us();
+  const double exact_us =
+      desc->bytes_per_us > 0.0 ? (double)xfer->x.nbytes / desc->bytes_per_us : 0;
+  const int64_t wire_us = (int64_t)(exact_us < 1e15 ? exact_us : 1e15);
+  const int64_t start_us = pair->busy_until_us > now_us ? pair->busy_until_us : now_us;
+  pair->busy_until_us = start_us + wire_us + ((double)wire_us < exact_us); /* rounded up */
+  xfer->arrives_us = pair->busy_until_us + desc->latency_us;
+}
+
 MFSDP_API void mfsdp__threads_post(mfsdp__threads_batch *batch, mfsdp__threads_xfer *xfer) {
   mfsdp_threads_world *world = batch->transport->world;
   const int32_t rank = batch->transport->slot->rank, peer = xfer->x.peer;
   mfsdp__threads_slot *mailbox = &world->slots[peer];
   mfsdp__threads_pair *pair = mfsdp__threads_pair_of(world, rank, peer);
   mfsdp_mutex_lock(&mailbox->mutex);
+  if (world->has_links) mfsdp__threads_depart(&world->desc, pair, xfer);
   if (pair->head == NULL)
     __atomic_store_n(&pair->head, xfer, __ATOMIC_RELEASE);
   else
@@ -117,13 +132,21 @@ MFSDP_API void mfsdp__threads_post(mfsdp__threads_batch *batch, mfsdp__threads_x
   mfsdp_mutex_unlock(&mailbox->mutex);
 }
 
-/* The oldest send of `peer` to this rank, now this rank's to read; NULL: none. */
+/* 1 if the message has come over its artificial link; else notes when it will. */
+MFSDP_API int mfsdp__threads_arrived(mfsdp__threads_transport *t, const mfsdp__threads_xfer *sent) {
+  if (!t->world->has_links || sent->arrives_us <= mfsdp_clock_us()) return 1;
+  if (sent->arrives_us < t->next_arrival_us) t->next_arrival_us = sent->arrives_us;
+  return 0;
+}
+
+/* The oldest send of `peer` to this rank, now this rank's to read; NULL: none that has arrived. */
 MFSDP_API mfsdp__threads_xfer *mfsdp__threads_take(mfsdp__threads_transport *t, int32_t peer) {
   mfsdp__threads_pair *pair = mfsdp__threads_pair_of(t->world, peer, t->slot->rank);
   mfsdp__threads_xfer *sent;
   if (__atomic_load_n(&pair->head, __ATOMIC_ACQUIRE) == NULL) return NULL;
   mfsdp_mutex_lock(&t->slot->mutex);
   sent = pair->head;
+  if (sent != NULL && !mfsdp__threads_arrived(t, sent)) sent = NULL;
   if (sent != NULL) {
     __atomic_store_n(&pair->head, sent->next, __ATOMIC_RELEASE);
     --pair->receive_count;
@@ -170,6 +193,7 @@ MFSDP_API mfsdp_status mfsdp__threads_serve(mfsdp__threads_batch *batch, int *pr
                                             mfsdp_error *why) {
   mfsdp__threads_transport *t = batch->transport;
   int32_t i = 0;
+  t->next_arrival_us = MFSDP_DEADLINE_NEVER_US;
   while (i < t->sender_count) {
     const int32_t peer = t->senders[i];
     mfsdp__threads_xfer *sent;
@@ -254,7 +278,8 @@ MFSDP_API void mfsdp__threads_find_culprits(mfsdp__threads_transport *t, mfsdp_e
     mfsdp__threads_append(
         why->message, sizeof(why->message),
         "; they are in transfers themselves: the ranks disagree about the order of "
-        "transfers, or copy for longer than the deadline");
+        "transfers, or %s for longer than the deadline",
+        world->has_links ? "the artificial links carry a message" : "copy");
 }
 
 MFSDP_API mfsdp_status mfsdp__threads_explain(const mfsdp__threads_batch *batch, int64_t waited_us,
@@ -320,6 +345,7 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_progress(mfsdp__threads_batch *batch
     const uint32_t seen = mfsdp__threads_events(slot);
     int progress = 0;
     int32_t send_count;
+    int64_t deadline_us;
     MFSDP_TRY(mfsdp__threads_serve(batch, &progress, why));
     send_count = mfsdp__threads_send_count(slot);
     if (mfsdp__threads_poisoned(t->world)) return MFSDP_E_POISONED;
@@ -327,10 +353,12 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_progress(mfsdp__threads_batch *batch
     if (progress || send_count < last_send_count) since_us = mfsdp_clock_us();
     last_send_count = send_count;
     MFSDP_TRY(mfsdp__threads_check_left(batch, why));
-    if (mfsdp__threads_wait(slot,
-                            t->sender_count > 0 ? MFSDP__THREADS_A_POST : MFSDP__THREADS_ITS_SENDS,
-                            seen, mfsdp__threads_deadline(since_us, t->world->desc.deadline_us)))
+    deadline_us = mfsdp__threads_deadline(since_us, t->world->desc.deadline_us);
+    if (mfsdp__threads_wait(
+            slot, t->sender_count > 0 ? MFSDP__THREADS_A_POST : MFSDP__THREADS_ITS_SENDS, seen,
+            deadline_us < t->next_arrival_us ? deadline_us : t->next_arrival_us))
       continue;
+    if (t->next_arrival_us < deadline_us) continue;
     if (mfsdp__threads_send_count(slot) > mfsdp__threads_untaken(t, 0))
       since_us = mfsdp_clock_us(); /* someone is reading from us: that is progress */
     else
@@ -391,9 +419,11 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *err
 
 /* ---- the table ---- */
 
-/* Until the queue is done with a batch. A queue that failed skips its batches and says so only to those
- * who wait for one of its events: its own error comes out at once, and is the first of this world. */
-MFSDP_API mfsdp_status mfsdp__threads_batch_wait(mfsdp__threads_transport *t, mfsdp_context *context,
+/* Until the queue is done with a batch. A queue that failed skips its batches and says so only to
+ * those who wait for one of its events: its own error comes out at once, and is the first of this
+ * world. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_wait(mfsdp__threads_transport *t,
+                                                 mfsdp_context *context,
                                                  const mfsdp__threads_batch *batch,
                                                  const char *label) {
   const int64_t deadline_us = t->world->desc.deadline_us;

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <stdexcept>
 
 namespace {
@@ -57,6 +58,16 @@ TEST_F(ThreadsWorldTest, RejectsEachBadField) {
   expect_rejected("desc.batch_count is 0, needs at least 1");
   desc_.batch_xfer_count = 0;
   expect_rejected("desc.batch_xfer_count is 0, needs at least 1");
+  desc_.latency_us = -1;
+  expect_rejected("desc.latency_us is -1, needs 0 to 1000000000");
+  desc_.latency_us = 1000000001;
+  expect_rejected("desc.latency_us is 1000000001");
+  desc_.bytes_per_us = -2.5;
+  expect_rejected("desc.bytes_per_us is -2.5, needs 0 (no limit) or 0.001 to 1e12");
+  desc_.bytes_per_us = 1e-4;
+  expect_rejected("desc.bytes_per_us is 0.0001");
+  desc_.bytes_per_us = std::numeric_limits<double>::quiet_NaN();
+  expect_rejected("desc.bytes_per_us is");
   desc_.world = 2;
   desc_.node_of_rank = nodes;
   expect_rejected("desc.node_of_rank[1] is -2, needs at least 0");

@@ -884,10 +884,7 @@ TEST(TransportThreadsTest, AFailedQueueTellsWhyAtOnce) {
     const RanksResult result = run_ranks(options, [](Rank &rank) {
       char byte = 0;
       mfsdp_status status = MFSDP_OK;
-      if (rank.rank == 0) {
-        MFSDP_TRY(rank.submit({receive_from(1, &byte, 1)}, "receive"));
-        return rank.finish();
-      }
+      if (rank.rank == 0) return run_batch(rank, {receive_from(1, &byte, 1)}, "receive");
       MFSDP_TRY(rank.backend->ops->queue_call(
           rank.backend->self, rank.queue,
           [](void *, mfsdp_error *error) {
@@ -905,6 +902,179 @@ TEST(TransportThreadsTest, AFailedQueueTellsWhyAtOnce) {
       expect_part(result[r].error.message, "out of order");
     }
   }
+}
+
+/* ---- artificial links ---- */
+
+/* When rank 0 began to send to rank 1, and when each of them was done. */
+struct LinkTimes {
+  std::atomic<int64_t> start_us{0}, sender_us{0}, receiver_us{0};
+};
+
+mfsdp_status send_one_way(Rank &rank, std::size_t nbytes, int per_batch, LinkTimes *times) {
+  std::vector<Bytes> data(static_cast<std::size_t>(per_batch), Bytes(nbytes, 0xee));
+  std::vector<mfsdp_xfer> xfers;
+  for (Bytes &d : data) {
+    if (rank.rank == 0) fill(&d, 0, 1, 0);
+    xfers.push_back(rank.rank == 0 ? send_to(1, d.data(), nbytes)
+                                   : receive_from(0, d.data(), nbytes));
+  }
+  MFSDP_TRY(rank.barrier());
+  if (rank.rank == 0) times->start_us = mfsdp_clock_us();
+  MFSDP_TRY(rank.submit(xfers, "one way"));
+  MFSDP_TRY(rank.finish());
+  (rank.rank == 0 ? times->sender_us : times->receiver_us) = mfsdp_clock_us();
+  for (const Bytes &d : data)
+    if (!holds(d.data(), nbytes, 0, 1, 0))
+      return MFSDP_FAIL(&rank.context, MFSDP_E_STATE, "wrong bytes");
+  return MFSDP_OK;
+}
+
+/* Never earlier than latency + messages x bytes / bandwidth, on both sides: that is exact. Later by
+ * what a loaded machine and a sanitizer may add to the best of four: 100 ms. */
+TEST(TransportThreadsTest, LinksTakeLatencyAndBandwidth) {
+  const struct {
+    int64_t latency_us;
+    double bytes_per_us;
+    std::size_t nbytes;
+    int per_batch;
+    int64_t expected_us;
+  } cases[] = {{30000, 0.0, 1000, 1, 30000}, /* latency alone */
+               {30000, 0.0, 0, 1, 30000},    /* also of an empty message */
+               {0, 10.0, 400000, 1, 40000},  /* bandwidth alone */
+               {20000, 10.0, 200000, 1, 40000},
+               {20000, 10.0, 100000, 4, 60000}}; /* one at a time, behind one latency */
+  for (const auto &c : cases) {
+    RanksOptions options(2);
+    LinkTimes times;
+    int64_t sender_us = INT64_MAX, receiver_us = INT64_MAX;
+    options.world.latency_us = c.latency_us;
+    options.world.bytes_per_us = c.bytes_per_us;
+    const RanksResult result = run_ranks(options, [&](Rank &rank) {
+      for (int i = 0; i < 4; ++i) {
+        MFSDP_TRY(send_one_way(rank, c.nbytes, c.per_batch, &times));
+        MFSDP_TRY(rank.barrier());
+        if (rank.rank == 0) {
+          sender_us = std::min<int64_t>(sender_us, times.sender_us - times.start_us);
+          receiver_us = std::min<int64_t>(receiver_us, times.receiver_us - times.start_us);
+        }
+        MFSDP_TRY(rank.barrier());
+      }
+      return MFSDP_OK;
+    });
+    ASSERT_TRUE(result.ok()) << result.text();
+    EXPECT_GE(sender_us, c.expected_us);
+    EXPECT_GE(receiver_us, c.expected_us);
+    EXPECT_LE(sender_us, c.expected_us + 100000);
+    EXPECT_LE(receiver_us, c.expected_us + 100000);
+  }
+}
+
+/* The clock starts with the post: a receiver that comes later than the message finds it there. And
+ * wires are independent: a rank's two messages to two peers travel at the same time, as do the two
+ * directions between two ranks. */
+TEST(TransportThreadsTest, LinksCarryFromThePostOnAndIndependently) {
+  RanksOptions options(3);
+  std::atomic<int64_t> late_us{0};
+  std::vector<int64_t> took_us(3);
+  options.world.latency_us = 100000;
+  const RanksResult result = run_ranks(options, [&](Rank &rank) {
+    char out = 1, in = 0;
+    MFSDP_TRY(rank.barrier());
+    if (rank.rank == 0) {
+      MFSDP_TRY(rank.submit({send_to(1, &out, 1)}, "early"));
+      MFSDP_TRY(rank.finish());
+    } else if (rank.rank == 1) {
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + 200000);
+      const int64_t start_us = mfsdp_clock_us();
+      MFSDP_TRY(rank.submit({receive_from(0, &in, 1)}, "late"));
+      MFSDP_TRY(rank.finish());
+      late_us = mfsdp_clock_us() - start_us;
+    }
+    MFSDP_TRY(rank.barrier());
+    const int64_t start_us = mfsdp_clock_us();
+    MFSDP_TRY(exchange_all(rank, 1000, 0, true));
+    took_us[static_cast<std::size_t>(rank.rank)] = mfsdp_clock_us() - start_us;
+    return MFSDP_OK;
+  });
+  ASSERT_TRUE(result.ok()) << result.text();
+  EXPECT_LT(late_us, 80000) << "less than a latency: it was on the way already";
+  for (const int64_t us : took_us) {
+    EXPECT_GE(us, 98000);
+    EXPECT_LT(us, 190000) << "less than two latencies: side by side";
+  }
+}
+
+/* Waiting for a link is sleeping: it takes next to no processor time. */
+TEST(TransportThreadsTest, WaitingForALinkIsSleeping) {
+  RanksOptions options(4);
+  options.world.latency_us = 50000;
+  timespec before, after;
+  const int64_t start_us = mfsdp_clock_us();
+  ASSERT_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before), 0);
+  const RanksResult result = run_ranks(options, [](Rank &rank) {
+    for (int round = 0; round < 10; ++round)
+      MFSDP_TRY(exchange_all(rank, 100, round, true));
+    return MFSDP_OK;
+  });
+  ASSERT_EQ(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after), 0);
+  ASSERT_TRUE(result.ok()) << result.text();
+  const double cpu_us = 1e6 * static_cast<double>(after.tv_sec - before.tv_sec) +
+                        1e-3 * static_cast<double>(after.tv_nsec - before.tv_nsec);
+  EXPECT_GE(mfsdp_clock_us() - start_us, 10 * 50000);
+  EXPECT_LT(cpu_us, 4 * 10 * 50000 * 0.25) << "a quarter of what spinning would take";
+}
+
+/* Links change times, not bytes, order or queues. */
+TEST(TransportThreadsTest, LinksChangeNoResult) {
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER})
+    for (int32_t world : kWorlds) {
+      RanksOptions options(world);
+      options.host.queue_kind = kind;
+      options.world.latency_us = 300;
+      options.world.bytes_per_us = 500.0;
+      const RanksResult result = run_ranks(options, [](Rank &rank) {
+        for (int round = 0; round < 4; ++round)
+          for (const std::size_t nbytes : {std::size_t(0), std::size_t(1), std::size_t(70000)})
+            MFSDP_TRY(exchange_all(rank, nbytes, round, round % 2 == 0));
+        return MFSDP_OK;
+      });
+      EXPECT_TRUE(result.ok()) << result.text();
+    }
+}
+
+/* A message that needs longer than the deadline is an error within the deadline, on both sides. */
+TEST(TransportThreadsTest, DeadlinesHoldOnSlowLinks) {
+  RanksOptions options = short_deadline(2);
+  LinkTimes times;
+  options.world.latency_us = 1000000000;
+  const int64_t start_us = mfsdp_clock_us();
+  const RanksResult result =
+      run_ranks(options, [&](Rank &rank) { return send_one_way(rank, 10, 1, &times); });
+  EXPECT_TRUE(result.clean()) << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, kShortUs + kSlackUs);
+  for (std::size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(result[r].status, MFSDP_E_TIMEOUT) << result.text();
+    expect_part(result[r].error.message, "artificial links carry a message for longer than the");
+  }
+}
+
+/* Poison from a rank that waits for nothing wakes those who wait for their links. */
+TEST(TransportThreadsTest, PoisonWakesRanksThatWaitForALink) {
+  RanksOptions options(3);
+  LinkTimes times;
+  options.world.latency_us = 1000000000;
+  const int64_t start_us = mfsdp_clock_us();
+  const RanksResult result = run_ranks(options, [&](Rank &rank) {
+    if (rank.rank < 2) return send_one_way(rank, 10, 1, &times);
+    MFSDP_TRY(rank.barrier());
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + 50000);
+    return MFSDP_FAIL(&rank.context, MFSDP_E_STATE, "enough");
+  });
+  EXPECT_TRUE(result.clean()) << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, kSlackUs);
+  for (std::size_t r = 0; r < 2; ++r)
+    EXPECT_EQ(result[r].status, MFSDP_E_STATE) << result.text();
 }
 
 } // namespace
