@@ -262,6 +262,11 @@ struct OracleOptions {
   bool missing_is_zero = false;
   OracleLossScale loss_scale;
   int64_t local_world = 0; /* > 0: each of so many ranks adds up its own blocks first */
+  /* The sample blocks that reach a tensor's gradient. Each chain is summed by itself, from its
+   * first term; then chain is added to chain. Not set: one chain of all blocks. With several groups
+   * of ranks a model's tensors stand in the order in which the norm is folded. Excludes
+   * local_world. */
+  std::function<std::vector<std::vector<int64_t>>(int32_t tensor, int64_t blocks)> chains;
   OracleOptions() : groups(2) {
     groups[0].muon = true;
     groups[0].clipped = false;
@@ -418,6 +423,7 @@ private:
     seen_ = weights_;
     for (int32_t i = 0; i < model_.count(); ++i)
       round_all(model_.at(i).compute, &at(seen_, i));
+    if (options_.chains) return accumulate_chains(desc, present);
     for (int64_t first = 0; first < terms_count; ++first) {
       for (int32_t i = 0; i < model_.count(); ++i)
         at(terms, i).assign(at(weights_, i).size(), 0.0f);
@@ -430,6 +436,41 @@ private:
           sum[k] = first == 0 ? at(terms, i)[k] : sum[k] + at(terms, i)[k];
       }
     }
+  }
+
+  /* The same with options_.chains. */
+  void accumulate_chains(const OracleStep &desc, std::vector<bool> *present) {
+    std::vector<std::vector<std::vector<float>>> terms(static_cast<std::size_t>(desc.blocks));
+    std::vector<std::vector<bool>> here(terms.size(), std::vector<bool>(weights_.size(), false));
+    for (std::size_t b = 0; b < terms.size(); ++b) {
+      for (int32_t i = 0; i < model_.count(); ++i)
+        terms[b].emplace_back(at(weights_, i).size(), 0.0f);
+      backward(static_cast<int64_t>(b), &terms[b], &here[b]);
+      for (int32_t i = 0; i < model_.count(); ++i)
+        round_all(model_.at(i).wire, &at(terms[b], i));
+    }
+    for (int32_t i = 0; i < model_.count(); ++i) {
+      bool first_chain = true;
+      for (const std::vector<int64_t> &chain : options_.chains(i, desc.blocks)) {
+        std::vector<float> part;
+        for (int64_t block : chain) {
+          const std::size_t b = static_cast<std::size_t>(block);
+          if (here.at(b)[static_cast<std::size_t>(i)])
+            (*present)[static_cast<std::size_t>(i)] = true;
+          add(at(terms[b], i), block == chain.front(), &part);
+        }
+        add(part, first_chain, &at(grads_, i));
+        first_chain = false;
+      }
+    }
+  }
+
+  static void add(const std::vector<float> &term, bool first, std::vector<float> *sum) {
+    if (first)
+      *sum = term;
+    else
+      for (std::size_t k = 0; k < sum->size(); ++k)
+        (*sum)[k] = (*sum)[k] + term[k];
   }
 
   /* Blocks in tensor order: a matrix, or max(4096, power of two >= numel / 1024) elements. */

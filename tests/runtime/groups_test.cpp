@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Groups: dense units on all ranks, experts on some of them. Every parameter, state and verdict bit
+ * for bit against the oracle; what one instance does must not show in another.
+ */
+#include "groups_rig.h"
+
+namespace {
+
+using test::Copies;
+using test::GroupsJob;
+using test::GroupsTrainer;
+using test::Links;
+using test::must_fail;
+using test::Rank;
+using test::RanksResult;
+using test::require;
+
+std::vector<ref::Tensor> dense_tensors() { /* units 0, 2 and 4 */
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::elementwise("embed", 0, {120, 75})); /* three canonical blocks */
+  out.push_back(ref::matrix("qkv", 2, 12, 20));
+  out.push_back(ref::matrix("out", 2, 20, 12));
+  out.push_back(ref::elementwise("norm", 2, {40}, 2));
+  out.push_back(ref::matrix("no_rows", 2, 0, 8));
+  out.push_back(ref::frozen("mask", 4, {9, 50}));
+  out.push_back(ref::matrix("wide", 4, 10, 30));
+  out.push_back(ref::tied("head", 4, out[0]));
+  return out;
+}
+
+/* Units 1 and 3. */
+std::vector<ref::Tensor> expert_tensors(const std::string &prefix) {
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::experts(prefix + ".up", 1, 3, 8, 24));
+  out.push_back(ref::elementwise(prefix + ".bias", 1, {65}));
+  out.push_back(ref::matrix(prefix + ".gate", 3, 16, 9));
+  out.push_back(ref::elementwise(prefix + ".scale", 3, {33}, 2));
+  return out;
+}
+
+/* Other shapes, another number of tensors. */
+std::vector<ref::Tensor> other_tensors(const std::string &prefix) {
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::matrix(prefix + ".only", 1, 7, 50));
+  out.push_back(ref::elementwise(prefix + ".table", 3, {100, 90}));
+  out.push_back(ref::frozen(prefix + ".code", 3, {3, 70}));
+  out.push_back(ref::conv(prefix + ".conv", 3, 6, 2, 2));
+  out.push_back(ref::elementwise(prefix + ".empty", 3, {0, 4}));
+  return out;
+}
+
+GroupsJob base_job() {
+  GroupsJob job;
+  job.options = test::three_groups();
+  job.options.clip_norm = 1.5;
+  return job;
+}
+
+GroupsJob experts_job() {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, dense_tensors());
+  job.add_instance(true, {{0, 2}}, expert_tensors("a"));
+  job.add_instance(false, {{1, 3}}, expert_tensors("b"));
+  return job;
+}
+
+/* Instances of other shapes and counts, in the same units. */
+GroupsJob uneven_job() {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, dense_tensors());
+  job.add_instance(true, {{0, 2}}, expert_tensors("a"));
+  job.add_instance(false, {{1, 3}}, other_tensors("b"));
+  return job;
+}
+
+/* ---- equality ---- */
+
+TEST(Groups, EqualTheOracle) {
+  const GroupsJob job = experts_job();
+  EXPECT_EQ(test::run_groups_job(job, 1, 3), "");
+  EXPECT_EQ(test::run_groups_job(job, 2, 3), "");
+}
+
+TEST(Groups, InstancesOfOtherNamesShapesAndCounts) {
+  for (const mfsdp_planner planner :
+       {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY, MFSDP_PLANNER_SCOPE_GREEDY}) {
+    GroupsJob job = uneven_job();
+    job.planner = planner;
+    EXPECT_EQ(test::run_groups_job(job, 2, 2), "") << mfsdp_planner_name(planner);
+  }
+}
+
+/* Units that only one instance has: fine without prefetch. */
+GroupsJob other_units_job() {
+  GroupsJob job = uneven_job();
+  job.groups[1].clear();
+  job.model.tensors.resize(dense_tensors().size());
+  job.add_instance(false, {{0, 2}}, expert_tensors("a"));
+  job.add_instance(false, {{1, 3}}, {ref::matrix("b", 5, 7, 50), ref::elementwise("c", 6, {9})});
+  return job;
+}
+
+TEST(Groups, InstancesOfOtherUnits) {
+  for (const bool reshard : {true, false}) {
+    GroupsJob job = other_units_job();
+    job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+    job.tune = [reshard](mfsdp_runtime_desc *desc) { desc->reshard_after_forward = reshard; };
+    EXPECT_EQ(test::run_groups_job(job, 2, 2), "") << reshard;
+  }
+}
+
+/* What is gathered ahead, and when, follows from a rank's units: unequal units would gather in
+ * unequal orders. */
+TEST(Groups, PrefetchNeedsTheSameUnits) {
+  GroupsJob tied = uneven_job(); /* the same units, but one of them needs another one's slot */
+  tied.groups[1].clear();
+  tied.model.tensors.resize(dense_tensors().size());
+  tied.add_instance(false, {{0, 2}}, {ref::matrix("a", 1, 4, 9), ref::matrix("a2", 3, 4, 9)});
+  tied.add_instance(false, {{1, 3}},
+                    {ref::matrix("b", 1, 4, 9), ref::tied("b2", 3, ref::matrix("b", 1, 4, 9))});
+  for (GroupsJob job : {other_units_job(), tied}) {
+    EXPECT_EQ(test::run_groups_job(job, 1, 1), "");
+    job.prefetch_depth = 1;
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsTrainer t(&rank, &links, &job, 1);
+      MFSDP_TRY(t.make_plans());
+      must_fail(rank, t.make_runtime(), MFSDP_E_MISMATCH, "prefetch_depth is 1");
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+/* Threads, ranks of group 0, ranks of the expert groups and the order of instances all differ. */
+GroupsJob shuffled_job(bool wrong) {
+  /* A few large terms, and many small ones: their sum is another one in another order. */
+  const std::vector<ref::Tensor> a = {ref::elementwise("a", 1, {15, 4096}),
+                                      ref::matrix("am", 1, 4, 9)};
+  const std::vector<ref::Tensor> b = {ref::experts("b", 1, 201, 1, 1),
+                                      ref::elementwise("bb", 1, {3})};
+  GroupsJob job = base_job();
+  /* Numbers: thread 2 is 0, 0 is 1, 3 is 2, 1 is 3. */
+  job.add_group({{2, 0, 3, 1}}, {ref::matrix("dense", 0, 6, 7), ref::elementwise("bias", 0, {11})});
+  if (wrong) job.add_instance(true, {{1, 0}}, a);
+  job.add_instance(!wrong, {{3, 2}}, b); /* has the lowest number, 0: folded first */
+  if (!wrong) job.add_instance(false, {{1, 0}}, a);
+  return job;
+}
+
+TEST(Groups, RanksInAnyOrder) {
+  EXPECT_EQ(test::run_groups_job(shuffled_job(false), 2, 3), "");
+  /* Or the test could not tell one order of instances from the other. */
+  EXPECT_NE(test::run_groups_job(shuffled_job(true), 2, 3), "");
+}
+
+TEST(Groups, WithWorkerQueuesAndPrefetch) {
+  for (const bool on_queue : {false, true})
+    for (const int32_t depth : {0, 1, 3}) {
+      GroupsJob job = uneven_job();
+      job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+      job.on_queue = on_queue;
+      job.prefetch_depth = depth;
+      job.reduce_depth = depth;
+      job.debug_poison = job.debug_check = 1;
+      if (depth == 3) job.active_units = 2;
+      EXPECT_EQ(test::run_groups_job(job, 2, 2), "") << "depth " << depth << " queue " << on_queue;
+    }
+}
+
+/* An expert group of all ranks one by one, one of pairs, one that is group 0 again. */
+TEST(Groups, FourGroups) {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, dense_tensors());
+  for (int32_t k = 0; k < 4; ++k)
+    job.add_instance(k == 0, {{k}},
+                     {ref::matrix("own" + std::to_string(k), 6, 5 + k, 11),
+                      ref::elementwise("bias" + std::to_string(k), 6, {30})});
+  job.add_instance(true, {{0, 2}}, expert_tensors("a"));
+  job.add_instance(false, {{1, 3}}, other_tensors("b"));
+  job.add_group({{3, 2, 1, 0}},
+                {ref::matrix("last", 7, 21, 6), ref::elementwise("tail", 7, {5000})});
+  EXPECT_EQ(test::run_groups_job(job, 2, 2), "");
+}
+
+/* The exchange of block numbers goes in rounds of 16 numbers of each rank. */
+TEST(Groups, ManyBlocks) {
+  for (const int64_t count : {15, 16, 17, 31, 33, 50, 70}) {
+    GroupsJob job = base_job();
+    job.add_group({{0, 1, 2, 3}}, {ref::matrix("dense", 0, 6, 7)});
+    job.add_instance(true, {{0, 2}}, {ref::experts("a", 1, count, 2, 3)});
+    job.add_instance(false, {{1, 3}},
+                     {ref::experts("b", 1, 3, 4, 2), ref::elementwise("c", 1, {9})});
+    EXPECT_EQ(test::run_groups_job(job, 1, 2), "") << count;
+  }
+}
+
+/* One matrix: a rank of each instance owns nothing; one instance has nothing to train at all. */
+TEST(Groups, RanksWithoutBlocks) {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, {ref::matrix("dense", 0, 6, 7)}); /* three ranks own nothing here */
+  job.add_instance(true, {{0, 2}}, {ref::matrix("a", 1, 4, 9)});
+  job.add_instance(false, {{1, 3}}, {ref::frozen("b", 1, {50}), ref::matrix("none", 1, 0, 3)});
+  EXPECT_EQ(test::run_groups_job(job, 2, 2), "");
+}
+
+TEST(Groups, WithoutParameters) {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, dense_tensors());
+  job.add_instance(true, {{0, 2}}, {});
+  job.add_instance(false, {{1, 3}}, other_tensors("b"));
+  EXPECT_EQ(test::run_groups_job(job, 2, 2), "");
+  GroupsJob empty_dense = base_job(); /* also legal: everything is experts */
+  empty_dense.add_group({{0, 1, 2, 3}}, {});
+  empty_dense.add_instance(true, {{0, 2}}, expert_tensors("a"));
+  empty_dense.add_instance(false, {{1, 3}}, other_tensors("b"));
+  EXPECT_EQ(test::run_groups_job(empty_dense, 2, 2), "");
+}
+
+/* Presence bits on both sides of a word's end, and in different words for the instances. */
+TEST(Groups, ManyParameters) {
+  GroupsJob job = base_job();
+  std::vector<ref::Tensor> dense, a, b;
+  for (int32_t i = 0; i < 60; ++i)
+    dense.push_back(ref::elementwise("d" + std::to_string(i), 0, {2}));
+  for (int32_t i = 0; i < 70; ++i)
+    a.push_back(ref::elementwise("a" + std::to_string(i), 1, {3}));
+  for (int32_t i = 0; i < 9; ++i)
+    b.push_back(ref::elementwise("b" + std::to_string(i), 1, {2}));
+  job.add_group({{0, 1, 2, 3}}, dense);
+  job.add_instance(true, {{0, 2}}, a);
+  job.add_instance(false, {{1, 3}}, b);
+  job.script.sample = [](int64_t step, int64_t block, int32_t use) {
+    const bool never = (use + step) % 7 == 3; /* on no rank */
+    const bool rare = (use + block) % 3 == 1; /* on some */
+    return never || rare ? ref::Sample::kAbsent : ref::Sample::kPresent;
+  };
+  EXPECT_EQ(test::run_groups_job(job, 1, 3), "");
+  EXPECT_EQ(test::run_groups_job(job, 2, 2), "");
+}
+
+/* ---- presence, skips, stop ---- */
+
+TEST(Presence, IsOfOneInstance) {
+  for (const bool zeros : {false, true}) {
+    GroupsJob job = experts_job();
+    job.options.missing_is_zero = zeros;
+    const int32_t first = static_cast<int32_t>(dense_tensors().size());
+    job.script.sample = [first](int64_t step, int64_t, int32_t use) {
+      /* a.up and a.scale have none in steps 1 and 2; b's parameters of the same index do */
+      const bool missing = (use == first && step >= 1) || (use == first + 3 && step == 2);
+      return missing ? ref::Sample::kAbsent : ref::Sample::kPresent;
+    };
+    EXPECT_EQ(test::run_groups_job(job, 2, 3), "") << zeros;
+    if (zeros) continue;
+    const test::Expected expected = job.expected(1, 2);
+    require(expected.after(0).weights[static_cast<std::size_t>(first)] ==
+                expected.after(1).weights[static_cast<std::size_t>(first)],
+            "the oracle leaves it alone");
+  }
+}
+
+/* An instance that does not use its unit in a step. */
+TEST(Presence, UnitsThatAStepDoesNotUse) {
+  GroupsJob job = uneven_job();
+  job.script.unit_used = [](int64_t step, int32_t unit) {
+    return !(step == 1 && (unit == 3 || unit == 5)) && !(step == 2 && unit == 1);
+  };
+  EXPECT_EQ(test::run_groups_job(job, 2, 4), "");
+}
+
+TEST(Verdict, ANonFiniteExpertSkipsTheStepEverywhere) {
+  for (const ref::Sample bad : {ref::Sample::kNan, ref::Sample::kInf}) {
+    GroupsJob job = experts_job();
+    const int32_t tensor = static_cast<int32_t>(dense_tensors().size()) + 6; /* b.gate */
+    job.script.sample = [tensor, bad](int64_t step, int64_t block, int32_t use) {
+      return step == 1 && block == 3 && use == tensor ? bad : ref::Sample::kPresent;
+    };
+    require(job.model.at(tensor).name == "b.gate", "the tensor that is meant");
+    const test::Expected expected = job.expected(1, 3);
+    require(expected.after(1).verdict.skipped && !expected.after(2).verdict.skipped,
+            "one is skipped");
+    EXPECT_EQ(test::run_groups_job(job, 1, 3), "");
+  }
+}
+
+TEST(Verdict, IsTheSameOnAllRanks) {
+  GroupsJob job = uneven_job();
+  job.script.sample = [](int64_t step, int64_t block, int32_t use) {
+    return step == 2 && block == 2 && use == 8 ? ref::Sample::kNan : ref::Sample::kPresent;
+  };
+  const int64_t steps = 4;
+  std::vector<std::vector<mfsdp_verdict>> seen(4);
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, 2);
+    MFSDP_TRY(t.create());
+    for (int64_t s = 0; s < steps; ++s) {
+      MFSDP_TRY(t.step(s, s == 1 && rank.rank == 3));
+      seen[static_cast<std::size_t>(rank.rank)].push_back(t.verdict);
+    }
+    return t.destroy();
+  });
+  ASSERT_TRUE(result.ok()) << result.text();
+  for (std::size_t s = 0; s < 4; ++s) {
+    for (std::size_t r = 1; r < 4; ++r)
+      EXPECT_EQ(std::memcmp(&seen[0][s], &seen[r][s], sizeof(mfsdp_verdict)), 0)
+          << "rank " << r << " step " << s;
+    EXPECT_EQ(seen[0][s].stop, s == 1);
+    EXPECT_EQ(seen[0][s].skipped, s == 2);
+  }
+  EXPECT_LT(seen[0][0].clip_scale, 1.0);
+}
+
+/* ---- plans, bytes, memory, export ---- */
+
+TEST(Plans, LoadsOfTheDensePlanSteerTheExperts) {
+  /* Dense: one matrix, on one rank. The instance that this rank is in gives its matrix to the
+   * other. */
+  GroupsJob job = base_job();
+  job.base_load = true;
+  job.add_group({{0, 1, 2, 3}}, {ref::matrix("dense", 0, 30, 20)});
+  job.add_instance(true, {{0, 2}}, {ref::matrix("a", 1, 10, 20)});
+  job.add_instance(false, {{1, 3}}, {ref::matrix("b", 1, 10, 20)});
+  EXPECT_EQ(test::run_groups_job(job, 1, 2), "");
+  std::vector<std::string> lines[4];
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.make_plans());
+    for (mfsdp_plan *plan : t.plans)
+      MFSDP_TRY(mfsdp_plan_audit(
+          &rank.context, plan, [](void *, int32_t) { return "muon"; },
+          [](void *user, const char *line) {
+            static_cast<std::vector<std::string> *>(user)->push_back(line);
+          },
+          &lines[rank.rank]));
+    return MFSDP_OK;
+  });
+  ASSERT_TRUE(result.ok()) << result.text();
+  for (std::size_t r = 0; r < 4; ++r) {
+    ASSERT_EQ(lines[r].size(), 2u);
+    EXPECT_NE(lines[r][0].find(
+                  "dense  [30,20]  unit 0  matrix whole -> 1 matrix  group 0  owner 0  muon"),
+              std::string::npos)
+        << lines[r][0];
+    EXPECT_NE(lines[r][1].find(r % 2 == 0 ? "owner 1" : "owner 0"), std::string::npos)
+        << lines[r][1]; /* rank 0 of {0, 2} is loaded already */
+  }
+}
+
+int64_t blocks_of_rank(const mfsdp_plan *plan, int32_t rank) {
+  std::vector<mfsdp_norm_block> blocks(static_cast<std::size_t>(mfsdp_plan_block_count(plan)));
+  int32_t count = 0;
+  int64_t own = 0;
+  require(mfsdp_plan_blocks(nullptr, plan, blocks.data(), static_cast<int32_t>(blocks.size()),
+                            &count) == MFSDP_OK,
+          "blocks");
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+  for (const mfsdp_norm_block &block : blocks)
+    own += pieces[block.piece].owner == rank;
+  return own;
+}
+
+/* Payload: twice its own parameters to each other rank of the unit's group, once the gradients that
+ * others own; the message to the others of group 0. */
+TEST(Traffic, ByClassAndRank) {
+  const GroupsJob job = uneven_job();
+  const int32_t micro_batches = 2;
+  const int64_t steps = 2;
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, micro_batches);
+    uint64_t gather = 0, reduce = 0, words = 0, params = 0;
+    MFSDP_TRY(t.create());
+    for (std::size_t g = 0; g < t.plans.size(); ++g) {
+      int32_t count = 0;
+      const uint64_t others = static_cast<uint64_t>(mfsdp_plan_world(t.plans[g]) - 1);
+      const mfsdp_piece *pieces = mfsdp_plan_pieces(t.plans[g], -1, &count);
+      for (int32_t i = 0; i < count; ++i) {
+        const uint64_t nbytes = static_cast<uint64_t>(pieces[i].count) * 4;
+        const mfsdp_param *param = mfsdp_plan_param(t.plans[g], pieces[i].param);
+        const bool own = pieces[i].owner == t.places[g].rank;
+        /* Unit 4 ties to the embedding: it gathers unit 0 once more. */
+        const uint64_t gathers = param->unit == 0 ? 4 : 2;
+        if (own) gather += gathers * nbytes * others;
+        if (!own && param->role != MFSDP_ROLE_FROZEN) reduce += nbytes;
+      }
+      words += static_cast<uint64_t>(blocks_of_rank(t.plans[g], t.places[g].rank));
+    }
+    for (const std::vector<test::Instance> &group : job.groups)
+      for (const test::Instance &instance : group)
+        params += instance.tensors.size();
+    words += 1 + static_cast<uint64_t>(job.max_micro_batches) + (params + 63) / 64;
+    for (int64_t s = 0; s < steps; ++s)
+      MFSDP_TRY(t.step(s));
+    const mfsdp_traffic_count *sent = rank.context.counters.sent;
+    const uint64_t rounds = static_cast<uint64_t>(steps * micro_batches);
+    require(sent[MFSDP_TRAFFIC_MATERIALIZE].payload_nbytes == gather * rounds, "materialize");
+    require(sent[MFSDP_TRAFFIC_REDUCE].payload_nbytes == reduce * rounds, "reduce");
+    require(sent[MFSDP_TRAFFIC_SCALAR].payload_nbytes ==
+                words * 8 * 3 * static_cast<uint64_t>(steps),
+            "scalar");
+    require(sent[MFSDP_TRAFFIC_OPTIMIZER_MATRIX].wire_nbytes == 0, "optimizer matrix");
+    require(sent[MFSDP_TRAFFIC_EXPORT].wire_nbytes == 0, "export");
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* The root is a rank of the parameter's group; the other instance takes no part. */
+TEST(Export, FromOneInstance) {
+  const GroupsJob job = uneven_job();
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.create());
+    const bool in_a = rank.rank % 2 == 0;
+    const int32_t param = t.param(in_a ? "a.up" : "b.table");
+    const ref::Tensor &tensor = job.model.at(t.tensors[static_cast<std::size_t>(param)]);
+    std::vector<float> want(static_cast<std::size_t>(tensor.numel()));
+    ref::synthetic_init(job.model.seed, t.tensors[static_cast<std::size_t>(param)], 0,
+                        tensor.numel(), want.data());
+    require(t.param(in_a ? "b.table" : "a.up") == -1, "the other instance's parameter is not ours");
+    must_fail(rank, mfsdp_param_export(t.runtime, param, 2, want.data()), MFSDP_E_ARGUMENT,
+              "to root 2; needs 0 to");
+    for (int32_t root = -1; root < 2; ++root) {
+      std::vector<float> got(want.size(), 0.0f);
+      const bool receives = root < 0 || root == t.places[1].rank;
+      const uint64_t before = rank.context.counters.sent[MFSDP_TRAFFIC_EXPORT].payload_nbytes;
+      if (in_a)
+        MFSDP_TRY(mfsdp_param_export(t.runtime, param, root, receives ? got.data() : nullptr));
+      if (!in_a && root == 1) /* b exports when it likes to */
+        MFSDP_TRY(mfsdp_param_export(t.runtime, param, root, receives ? got.data() : nullptr));
+      if (receives && (in_a || root == 1))
+        require(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0,
+                "the values");
+      const uint64_t sent =
+          rank.context.counters.sent[MFSDP_TRAFFIC_EXPORT].payload_nbytes - before;
+      require(sent <= want.size() * sizeof(float), "at most one copy to the one other rank");
+    }
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Memory, IsPredicted) {
+  for (const GroupsJob &job : {experts_job(), uneven_job()}) {
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsTrainer t(&rank, &links, &job, 1);
+      mfsdp_memory memory = mfsdp_memory_default();
+      MFSDP_TRY(t.make_plans());
+      const mfsdp_status status = t.with_desc(nullptr, [&](const mfsdp_runtime_desc *desc) {
+        rank.memory->fail_at(-1);
+        MFSDP_TRY(mfsdp_runtime_memory(&rank.context, desc, &memory));
+        require(rank.memory->alloc_count() == 0, "the prediction allocates");
+        return mfsdp_runtime_create(&rank.context, desc, &t.runtime);
+      });
+      if (status != MFSDP_OK) return status;
+      const std::size_t *now = rank.context.current_nbytes;
+      require(now[MFSDP_MEMORY_SHARD] == memory.shard_nbytes, "shards");
+      require(now[MFSDP_MEMORY_STATE] == memory.state_nbytes, "state");
+      require(now[MFSDP_MEMORY_GRAD] == memory.grad_nbytes, "accumulators");
+      require(now[MFSDP_MEMORY_SLOT] == memory.slot_nbytes, "slots");
+      require(now[MFSDP_MEMORY_STAGING] == memory.staging_nbytes, "staging");
+      require(now[MFSDP_MEMORY_WORKSPACE] == memory.workspace_nbytes, "workspace");
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+} // namespace
