@@ -6,7 +6,7 @@
 #   scripts/check_rules.sh --only RULE     one of them
 #   scripts/check_rules.sh --self-test     plants violations in a copy and expects each to be seen
 #
-# Rules: table layers acyclic apart calls links state symbols macros lines spdx
+# Rules: table layers acyclic apart calls links state symbols macros options sizes lines spdx
 set -u
 
 cd "$(dirname "$0")/.." || exit 1
@@ -62,6 +62,13 @@ CALLS='exit _exit _Exit quick_exit at_quick_exit atexit abort raise signal print
 # The one place that may call malloc and free: the default allocator.
 ALLOCATOR=mfsdp/memory.h
 MAX_LINES=900
+# Set-up, where descriptions may be read: these files, and functions named _create, _setup_... elsewhere.
+SETUP_FILES='mfsdp/plan/.* mfsdp/runtime/check.h mfsdp/runtime/measure.h mfsdp/runtime/setup.*'
+# Not an option but the input of one step.
+STEP_INPUTS='mfsdp_step_desc'
+# Files that still read options late. Each leaves this list when it no longer does.
+OPTIONS_LATE='mfsdp/runtime/grads.h mfsdp/runtime/params.h mfsdp/runtime/step.h mfsdp/runtime/tables.h
+  mfsdp/runtime/units.h'
 
 # strip FILE...: the files without comments and with empty strings, as FILE:LINE:TEXT lines.
 # Names in #include lines stay. Lines keep their numbers.
@@ -299,6 +306,104 @@ rule_macros() {
   verdict macros "every macro begins with MFSDP_"
 }
 
+# ---- what set-up decides ----
+
+# An executor can reach an option only through an object that kept its description: so every mention of
+# such a member outside of set-up is a violation, whatever is done with it. The context's options are
+# run-time switches, and the folders below core implement vtables: both are left out.
+rule_options() {
+  awk -v setup_files="$SETUP_FILES" -v inputs="$STEP_INPUTS" -v late="$OPTIONS_LATE" '
+    BEGIN {
+      n = split(setup_files, list); for (i = 1; i <= n; i++) setup[i] = "^" list[i] "$"
+      setup_count = n
+      n = split(inputs, list); for (i = 1; i <= n; i++) input[list[i]] = 1
+      n = split(late, list); for (i = 1; i <= n; i++) known[list[i]] = 1
+    }
+    {
+      file = $0; sub(/:.*/, "", file)
+      rest = substr($0, length(file) + 2)
+      number = rest; sub(/:.*/, "", number)
+      text = substr(rest, length(number) + 2)
+      if (file !~ /^mfsdp\// || file ~ /^mfsdp\/(posix|host|mpi|cuda)\//) next
+    }
+    NR == FNR {   # first: members of a description type in structs that are no description
+      if (text ~ /^(typedef )?struct [a-z0-9_]+ *\{/) { holder = text; sub(/^(typedef )?struct /, "", holder); sub(/ *\{.*/, "", holder) }
+      if (text ~ /^}/) holder = ""
+      if (holder == "" || holder ~ /_desc$/ || holder == "mfsdp_context" || holder == "mfsdp_hyper_group") next
+      if (match(text, /mfsdp_[a-z0-9_]+_desc[ *]+[a-z0-9_]+ *[;,[]/)) {
+        type = member = substr(text, RSTART, RLENGTH)
+        sub(/[ *].*/, "", type)
+        sub(/ *[;,[]$/, "", member); sub(/^.*[ *]/, "", member)
+        if (!(type in input)) kept[member] = 1
+      }
+      next
+    }
+    FNR == 1 || file != last { name = ""; last = file }
+    text ~ /^MFSDP_API/ { name = ""; heading = 1 }
+    heading && match(text, /mfsdp_[a-z0-9_]+\(/) { name = substr(text, RSTART, RLENGTH - 1); heading = 0 }
+    {
+      allowed = name ~ /_create$|__setup(_|$)/
+      for (i = 1; i <= setup_count; i++) if (file ~ setup[i]) allowed = 1
+      for (member in kept) {
+        tail = text
+        while (match(tail, "(->|\\.)" member "[^a-z0-9_]") || match(tail, "(->|\\.)" member "$")) {
+          before = substr(tail, 1, RSTART - 1)
+          tail = substr(tail, RSTART + RLENGTH - 1)
+          if (before ~ /(^|[^a-z0-9_])context$/ || allowed) continue
+          if (file in known) used[file] = 1
+          else print file ":" number ": " (name == "" ? "a macro" : name "()") " reads a kept description, ." member
+          if (tail !~ /[^ ]/) break
+        }
+      }
+    }
+    text ~ /^}/ { name = "" }
+    END { for (file in known) if (!(file in used)) print file ": reads no option any more; take it out of OPTIONS_LATE" }
+  ' "$tmp/code" "$tmp/code" >"$tmp/found"
+  verdict options "options are read by set-up, never by what runs later"
+}
+
+# Every struct has one size, whatever the language, the optimizer and the switches of config.h.
+rule_sizes() {
+  compiled sizes || return 0
+  awk '
+    {
+      text = $0; sub(/^[^:]*:[0-9]*:/, "", text)
+      if (text ~ /^(typedef )?struct mfsdp_[a-z0-9_]+ *(\{|$)/) {
+        sub(/^(typedef )?struct /, "", text); sub(/[ {].*/, "", text); print text
+      }
+    }' "$tmp/code" | LC_ALL=C sort -u >"$tmp/structs"
+  {
+    cat "$tmp/all.c"
+    echo '#include <stdio.h>'
+    echo 'int main(void) {'
+    sed 's/.*/printf("%s %zu\\n", "&", sizeof(struct &));/' "$tmp/structs"
+    echo 'return 0; }'
+  } >"$tmp/sizes.c"
+  switches=$(sed -n 's/^#ifndef \(MFSDP_[A-Z0-9][A-Z0-9_]*\)$/\1/p' $headers | grep -v '_H$' | LC_ALL=C sort -u)
+  sizes_of "$tmp/sizes.first" "${CC:-gcc} -std=c11" &&
+    [ -s "$tmp/sizes.first" ] || echo 'the sizes cannot be printed' >"$tmp/sizes.failed"
+  {
+    compare_sizes 'C++' "${CXX:-g++} -std=c++11 -x c++"
+    compare_sizes 'NDEBUG, optimized' "${CC:-gcc} -std=c11 -O2 -DNDEBUG"
+    for switch in $switches; do
+      for value in 0 1; do compare_sizes "$switch=$value" "${CC:-gcc} -std=c11 -D$switch=$value"; done
+    done
+    cat "$tmp/sizes.failed" 2>/dev/null
+  } >"$tmp/found"
+  verdict sizes "every struct has one size, in C and C++ and under every switch ($(wc -l <"$tmp/structs") structs)"
+}
+sizes_of() { # OUTPUT COMPILER
+  # shellcheck disable=SC2086
+  $2 -w $all_flags "$tmp/sizes.c" -o "$tmp/sizes" $CBLAS_LD -lpthread -lm >"$tmp/sizes.out" 2>&1 && "$tmp/sizes" >"$1"
+}
+compare_sizes() { # WHAT COMPILER
+  if sizes_of "$tmp/sizes.now" "$2"; then
+    LC_ALL=C join "$tmp/sizes.first" "$tmp/sizes.now" | awk -v what="$1" '$2 != $3 { print $1 ": " $2 " bytes, " $3 " with " what }'
+  else
+    echo "with $1: $(head -n 1 "$tmp/sizes.out")"
+  fi
+}
+
 # ---- files ----
 
 rule_lines() {
@@ -413,6 +518,15 @@ self_test() {
   plant macros '#define PLANTED' 'a macro of another name' $types '#define PLANTED 1'
   plant macros '#define PLANTED' 'a macro of another name, in C++ only' $types '#ifdef __cplusplus\n#define PLANTED(x) x\n#endif'
   plant macros '#define _XOPEN_SOURCE' 'a feature-test macro' $types '#define _XOPEN_SOURCE 700'
+  planted='typedef struct mfsdp_planted_desc { int x; } mfsdp_planted_desc;\ntypedef struct mfsdp_planted {\n'
+  plant options 'mfsdp_planted_run() reads a kept description, .desc' 'an option read by an executor' mfsdp/collective.h \
+    "$planted"'  mfsdp_planted_desc desc;\n} mfsdp_planted;\nMFSDP_API int mfsdp_planted_run(const mfsdp_planted *p)\n{\n  return p->desc.x;\n}'
+  plant options 'mfsdp_planted_run() reads a kept description, .how' 'a description behind a pointer' mfsdp/optimizer.h \
+    "$planted"'  const mfsdp_planted_desc *how;\n} mfsdp_planted;\nMFSDP_API int\n  mfsdp_planted_run(const mfsdp_planted *p)\n{\n  const mfsdp_planted_desc *d = p->how;\n  return d->x;\n}'
+  plant sizes 'mfsdp_planted:' 'a struct that a switch changes' $types \
+    'struct mfsdp_planted {\n  int a;\n#if MFSDP_ALLOW_FAST_MATH\n  int b;\n#endif\n};'
+  plant sizes 'mfsdp_planted:' 'a struct that C++ changes' $types \
+    'struct mfsdp_planted {\n  int a;\n#ifdef __cplusplus\n  int b;\n#endif\n};'
   plant lines 'mfsdp/types.h' 'a long header' $types "$(awk 'BEGIN { for (i = 0; i < 901; i++) printf "\\n" }')"
   add spdx scripts/planted.sh 'a script without a licence line' scripts/planted.sh '#!/bin/sh'
   add spdx tests/planted_test.cpp 'a test without a licence line' tests/planted_test.cpp 'int planted;'
@@ -424,6 +538,16 @@ self_test() {
 /* abort(); "printf(" */ // exit(1)
 static const int mfsdp__table[2] = {1, 2};
 struct mfsdp__ops { void (*free)(void *); void (*abort)(void); };
+typedef struct mfsdp_planted_desc { int x; } mfsdp_planted_desc;
+typedef struct mfsdp_planted {
+  mfsdp_planted_desc desc; /* p->desc.x */
+} mfsdp_planted;
+MFSDP_API int mfsdp_planted_create(const mfsdp_planted *p) {
+  return p->desc.x;
+}
+MFSDP_API int mfsdp_planted_run(const mfsdp_planted_desc *desc) {
+  return desc->x;
+}
 static inline const char *mfsdp__planted(struct mfsdp__ops *ops, struct mfsdp__ops by_value) {
   static const char *const texts[2] = {"exit(1) /* \" free(", "it's // not"};
   ops->abort(), by_value.free(0);
