@@ -433,6 +433,8 @@ private:
     return MFSDP_OK;
   }
 
+public:
+  /* Backward of one tensor of an acquired unit whose gradients are open. */
   mfsdp_status compute(int64_t step, int32_t micro, int64_t block, int32_t use) {
     const ref::Sample sample = job_->script.sample_of(step, block, use);
     Task *task = &tasks_[static_cast<std::size_t>(micro * job_->model.count() + use)];
@@ -455,6 +457,7 @@ private:
     return backend->ops->queue_call(backend->self, rank_->queue, run_task, task);
   }
 
+private:
   void compare_verdict(const ref::OracleVerdict &want) {
     char text[500];
     std::snprintf(
