@@ -80,6 +80,7 @@ static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verd
     for (unit = 0; unit < rank->model.unit_count; ++unit)
       MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
     MFSDP_TRY(mfsdp_step_value(rank->runtime, rank->model.loss));
+    gpt_rank_scale_loss(rank);
     for (unit = rank->model.unit_count; unit-- > 0;) MFSDP_TRY(gpt_rank_backward(rank, unit));
   }
   MFSDP_TRY(mfsdp_step_end(rank->runtime, interrupted != 0));
@@ -278,15 +279,30 @@ static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
   return status;
 }
 
+/* Also after a failed run: the trace shows what the ranks were at. Returns `status`, or 1 if only the
+ * file failed. */
+static int finish_trace(gpt_trace *trace, int status, gpt_error *error)
+{
+  const int64_t left_out = gpt_trace_left_out(trace);
+  gpt_error ignored;
+  if (left_out > 0)
+    fprintf(stderr, "train_gpt: %s holds the first steps; %lld later phases did not fit\n", trace->path,
+            (long long)left_out);
+  if (gpt_trace_finish(trace, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK) return 1;
+  return status;
+}
+
 /* Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
 static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
 {
   const int32_t count = (int32_t)job->options.ranks;
   rank_thread *ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
   gpt_error ignored;
+  gpt_trace trace;
   int32_t r;
   int status;
   if (ranks == NULL) return gpt_fail(error, "out of memory for %d ranks", (int)count);
+  memset(&trace, 0, sizeof(trace));
   for (r = 0; r < count; ++r) {
     ranks[r].job = job;
     ranks[r].index = r;
@@ -299,9 +315,13 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
     return status;
   }
   status = gpt_curve_open(job->options.loss_csv, &ranks[0].curve, error);
+  if (status == GPT_OK) status = gpt_trace_create(job->options.trace, count, &trace, error);
+  if (status == GPT_OK && trace.ranks != NULL) job->trace = &trace;
   if (status == GPT_OK && print_audit(context, job) != MFSDP_OK)
     status = gpt_fail(error, "%s", mfsdp_context_error(context)->message);
   if (status == GPT_OK) status = train_and_report(ranks, count, error);
+  status = finish_trace(&trace, status, error);
+  job->trace = NULL;
   if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK)
     status = 1;
   gpt_curve_log_destroy(&ranks[0].log);
@@ -311,7 +331,7 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
 
 static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
 {
-  mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
+  mfsdp_threads_world_desc desc = gpt_job_world_desc(job);
   int status;
   gpt_options_config(&job->options, &job->config);
   status = gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
@@ -326,7 +346,7 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
 #else
   job->math = mfsdp_host_math_loops();
 #endif
-  desc.world = (int32_t)job->options.ranks;
+  gpt_job_set_dtype(job);
   if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
   gpt_param_table_destroy(&job->table);
   gpt_data_destroy(&job->data);

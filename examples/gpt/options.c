@@ -179,13 +179,28 @@ static int same_file(const char *a, const char *b) {
   return a && b && strcmp(a, b) == 0;
 }
 
+/* No output overwrites the input or another output. */
+static int check_files(const gpt_options *o, gpt_error *error) {
+  const struct {
+    const char *name, *path;
+  } outputs[] = {{"loss-csv", o->loss_csv}, {"loss-svg", o->loss_svg}, {"trace", o->trace}};
+  const int count = (int)(sizeof outputs / sizeof outputs[0]);
+  for (int i = 0; i < count; ++i) {
+    if (same_file(o->data, outputs[i].path))
+      return gpt_fail(error, "%s is --data and an output file; choose another output name",
+                      o->data);
+    for (int k = 0; k < i; ++k)
+      if (same_file(outputs[k].path, outputs[i].path))
+        return gpt_fail(error, "--%s and --%s are both %s; choose two names", outputs[k].name,
+                        outputs[i].name, outputs[i].path);
+  }
+  return GPT_OK;
+}
+
 static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
-  if (same_file(o->data, o->loss_csv) || same_file(o->data, o->loss_svg))
-    return gpt_fail(error, "%s is --data and an output file; choose another output name", o->data);
-  if (same_file(o->loss_csv, o->loss_svg))
-    return gpt_fail(error, "--loss-csv and --loss-svg are both %s; choose two names", o->loss_csv);
+  if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
     return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
   gpt_options_config(o, &config);

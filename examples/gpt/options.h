@@ -49,18 +49,21 @@ extern "C" {
   X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")           \
   X(INTEGER, threads_per_rank, "threads-per-rank", "1", 1, 1024, "N",                              \
     "BLAS threads of each rank; more than 1 gives up bitwise equality")                            \
+  X(CHOICE, dtype, "dtype", "f32", 0, 0, "f32|bf16|f16",                                           \
+    "parameters and gradients in transit; masters and sums stay fp32")                             \
+  X(INTEGER, prefetch, "prefetch", "0", 0, 16, "K",                                                \
+    "units gathered ahead, and reduced behind, by threads of their own")                           \
+  X(INTEGER, reshard_after_forward, "reshard-after-forward", "1", 0, 1, "0|1",                     \
+    "0: keep parameters until backward: half the gathers, more memory")                            \
   X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")             \
   X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                   \
+  X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev")   \
   X(RESERVED, collective, "collective", "", 0, 0, "", "")                                          \
   X(RESERVED, transport, "transport", "", 0, 0, "", "")                                            \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                  \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                              \
   X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                  \
   X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")                                      \
-  X(RESERVED, dtype, "dtype", "", 0, 0, "", "")                                                    \
-  X(RESERVED, prefetch, "prefetch", "", 0, 0, "", "")                                              \
-  X(RESERVED, reshard_after_forward, "reshard-after-forward", "", 0, 0, "", "")                    \
-  X(RESERVED, trace, "trace", "", 0, 0, "", "")                                                    \
   X(RESERVED, checkpoint, "checkpoint", "", 0, 0, "", "")                                          \
   X(RESERVED, save_every, "save-every", "", 0, 0, "", "")                                          \
   X(RESERVED, keep_last, "keep-last", "", 0, 0, "", "")                                            \
@@ -68,6 +71,7 @@ extern "C" {
 
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
+enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
 enum { GPT_PLANNER_ROUND_ROBIN = 0, GPT_PLANNER_ROLE_GREEDY, GPT_PLANNER_SCOPE_GREEDY };
 
 /* GPT_OPTION_data, GPT_OPTION_ranks, ...: index into `given`. */

@@ -1,6 +1,31 @@
 /* SPDX-License-Identifier: MIT */
 #include "rank.h"
 
+#include "mfsdp/dtype.h"
+
+#include <stdio.h>
+
+/* ---- what the job's options mean ---- */
+
+static mfsdp_dtype compute_dtype(const gpt_job *job) {
+  static const mfsdp_dtype dtypes[] = {MFSDP_F32, MFSDP_BF16, MFSDP_F16};
+  return dtypes[job->options.dtype];
+}
+
+void gpt_job_set_dtype(gpt_job *job) {
+  int32_t i;
+  for (i = 0; i < job->table.count; ++i)
+    job->table.params[i].compute = job->table.params[i].wire = compute_dtype(job);
+}
+
+mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
+  mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
+  desc.world = (int32_t)job->options.ranks;
+  /* A reduction is a batch for each chunk of 256 KiB; a full ring would hold the caller up. */
+  if (job->options.prefetch > 0) desc.batch_count = 64;
+  return desc;
+}
+
 /* ---- what the parameters get ---- */
 
 mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
@@ -31,10 +56,10 @@ static void init_value(void *user, int32_t param, int64_t first, int64_t count, 
 
 /* ---- set-up ---- */
 
-/* Adds up the time of the phase "optimizer". */
+/* Adds up the time of the phase "optimizer", and hands all phases on to --trace. */
 static void trace(void *user, int begin, const char *lane, const char *label) {
   gpt_rank *rank = (gpt_rank *)user;
-  (void)lane;
+  if (rank->job->trace != NULL) gpt_trace_mark(rank->job->trace, rank->index, begin, lane, label);
   if (strcmp(label, "optimizer") != 0) return;
   if (begin)
     rank->optimizer_started_us = mfsdp_clock_us();
@@ -46,6 +71,7 @@ static mfsdp_status create_links(gpt_rank *rank) {
   mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
   desc.math = rank->job->math;
   desc.math_threads = (int32_t)rank->job->options.threads_per_rank;
+  if (rank->job->options.prefetch > 0) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
   MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));
   MFSDP_TRY(mfsdp_threads_transport_create(&rank->context, rank->job->world, rank->index,
                                            mfsdp_host_backend_get(rank->host), &rank->transport));
@@ -75,6 +101,10 @@ static mfsdp_status create_runtime(gpt_rank *rank) {
   desc.optimizer = &optimizer;
   desc.max_micro_batches = (int32_t)rank->job->options.micro_batches;
   desc.clip_norm = rank->job->options.clip;
+  desc.prefetch_depth = (int32_t)rank->job->options.prefetch;
+  desc.reduce_depth = desc.prefetch_depth > 0;
+  desc.reshard_after_forward = (int32_t)rank->job->options.reshard_after_forward;
+  if (rank->job->options.dtype == GPT_DTYPE_F16) desc.loss_scale.initial = 65536.0; /* as torch */
   MFSDP_TRY(mfsdp_runtime_create(&rank->context, &desc, &rank->runtime));
   return mfsdp_runtime_init(rank->runtime, init_value, (void *)(uintptr_t)rank->job);
 }
@@ -83,21 +113,54 @@ static int64_t validation_rounds(const gpt_job *job) {
   return (GPT_VALIDATION_BATCHES + job->options.ranks - 1) / job->options.ranks;
 }
 
-static mfsdp_status create_model(gpt_rank *rank) {
+static size_t label_count(const gpt_job *job) {
+  return 2 * (size_t)gpt_unit_count(&job->config);
+}
+
+/* Elements of the largest unit, those of tied tensors included, if they need widening; else 0. */
+static size_t widened_count(const gpt_job *job) {
+  int64_t largest = 0;
+  int32_t unit, i;
+  if (compute_dtype(job) == MFSDP_F32) return 0;
+  for (unit = 0; unit < gpt_unit_count(&job->config); ++unit) {
+    const int32_t first = gpt_unit_first_param(&job->config, unit);
+    int64_t sum = 0;
+    for (i = 0; i < gpt_unit_param_count(&job->config, unit); ++i)
+      sum += gpt_param_numel(&job->config, first + i);
+    if (sum > largest) largest = sum;
+  }
+  return (size_t)largest;
+}
+
+static mfsdp_status create_tables(gpt_rank *rank) {
   const gpt_job *job = rank->job;
-  const size_t count = (size_t)job->table.count;
-  gpt_error error;
+  const size_t count = (size_t)job->table.count, labels = label_count(job);
   void *memory;
+  size_t i;
   MFSDP_TRY(
       mfsdp_table_alloc(&rank->context, count, sizeof(float *), "parameter pointers", &memory));
   rank->params = (const float **)memory;
   MFSDP_TRY(
       mfsdp_table_alloc(&rank->context, count, sizeof(float *), "gradient pointers", &memory));
   rank->grads = (float **)memory;
+  MFSDP_TRY(mfsdp_table_alloc(&rank->context, widened_count(job), sizeof(float),
+                              "parameters in fp32", &memory));
+  rank->widened = (float *)memory;
+  MFSDP_TRY(mfsdp_table_alloc(&rank->context, labels, sizeof(*rank->labels), "labels", &memory));
+  rank->labels = (char(*)[24])memory;
+  for (i = 0; i < labels; ++i)
+    (void)snprintf(rank->labels[i], sizeof(*rank->labels), "%s unit %d",
+                   i < labels / 2 ? "forward" : "backward", (int)(i % (labels / 2)));
   MFSDP_TRY(mfsdp_table_alloc(&rank->context, (size_t)(validation_rounds(job) * job->options.ranks),
                               sizeof(double), "validation losses", &memory));
   rank->losses = (double *)memory;
-  if (gpt_model_create(&job->config, job->math->sgemm, &rank->model, &error) != GPT_OK)
+  return MFSDP_OK;
+}
+
+static mfsdp_status create_model(gpt_rank *rank) {
+  gpt_error error;
+  MFSDP_TRY(create_tables(rank));
+  if (gpt_model_create(&rank->job->config, rank->job->math->sgemm, &rank->model, &error) != GPT_OK)
     return MFSDP_FAIL(&rank->context, MFSDP_E_MEMORY, "model: %s", error.text);
   rank->has_model = 1;
   return MFSDP_OK;
@@ -125,6 +188,8 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
   mfsdp_table_free(&rank->context, rank->losses,
                    (size_t)(validation_rounds(rank->job) * rank->job->options.ranks),
                    sizeof(double));
+  mfsdp_table_free(&rank->context, rank->labels, label_count(rank->job), sizeof(*rank->labels));
+  mfsdp_table_free(&rank->context, rank->widened, widened_count(rank->job), sizeof(float));
   mfsdp_table_free(&rank->context, (void *)rank->grads, count, sizeof(float *));
   mfsdp_table_free(&rank->context, (void *)rank->params, count, sizeof(float *));
   mfsdp_plan_destroy(&rank->context, rank->plan);
@@ -143,33 +208,67 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
 
 /* ---- a unit ---- */
 
+static void widen(mfsdp_dtype dtype, int64_t count, const uint16_t *src, float *dst) {
+  int64_t i;
+  if (dtype == MFSDP_BF16)
+    for (i = 0; i < count; ++i)
+      dst[i] = mfsdp_f32_from_bf16(src[i]);
+  else
+    for (i = 0; i < count; ++i)
+      dst[i] = mfsdp_f32_from_f16(src[i]);
+}
+
+/* The model computes in fp32: parameters of 16 bits are widened, which is exact. */
 static int32_t point_at_params(gpt_rank *rank, int32_t unit) {
-  const int32_t first = gpt_unit_first_param(&rank->job->config, unit);
-  const int32_t count = gpt_unit_param_count(&rank->job->config, unit);
+  const gpt_job *job = rank->job;
+  const int32_t first = gpt_unit_first_param(&job->config, unit);
+  const int32_t count = gpt_unit_param_count(&job->config, unit);
+  float *next = rank->widened;
   int32_t i;
-  for (i = 0; i < count; ++i)
-    rank->params[i] = (const float *)mfsdp_unit_param(rank->runtime, first + i);
+  for (i = 0; i < count; ++i) {
+    const void *param = mfsdp_unit_param(rank->runtime, first + i);
+    const int64_t numel = gpt_param_numel(&job->config, first + i);
+    rank->params[i] = (const float *)param;
+    if (next == NULL) continue;
+    widen(compute_dtype(job), numel, (const uint16_t *)param, next);
+    rank->params[i] = next;
+    next += numel;
+  }
   return count;
 }
 
 mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use) {
   MFSDP_TRY(mfsdp_unit_acquire(rank->runtime, unit, use));
+  mfsdp_trace_begin(&rank->context, "host", rank->labels[unit]);
   (void)point_at_params(rank, unit);
   gpt_forward_unit(&rank->model, unit, rank->params);
+  mfsdp_trace_end(&rank->context, "host", rank->labels[unit]);
   return mfsdp_unit_release(rank->runtime, unit);
 }
 
 mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit) {
   const int32_t first = gpt_unit_first_param(&rank->job->config, unit);
+  const char *label = rank->labels[rank->model.unit_count + unit];
   int32_t i, count;
   MFSDP_TRY(mfsdp_unit_acquire(rank->runtime, unit, MFSDP_USE_BACKWARD));
   MFSDP_TRY(mfsdp_unit_grads(rank->runtime, unit));
+  mfsdp_trace_begin(&rank->context, "host", label);
   count = point_at_params(rank, unit);
   for (i = 0; i < count; ++i)
     rank->grads[i] = (float *)mfsdp_unit_grad(rank->runtime, first + i);
   gpt_backward_unit(&rank->model, unit, rank->params, rank->grads);
+  mfsdp_trace_end(&rank->context, "host", label);
   MFSDP_TRY(mfsdp_unit_reduce(rank->runtime, unit));
   return mfsdp_unit_release(rank->runtime, unit);
+}
+
+void gpt_rank_scale_loss(gpt_rank *rank) {
+  const float scale = (float)mfsdp_runtime_loss_scale(rank->runtime);
+  const int64_t count = gpt_config_tokens(&rank->job->config) * rank->job->config.vocab;
+  int64_t i;
+  if (scale == 1.0f) return;
+  for (i = 0; i < count; ++i)
+    rank->model.logits[i] *= scale; /* after a training forward: their gradient */
 }
 
 /* ---- evaluation ---- */

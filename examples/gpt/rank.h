@@ -14,6 +14,7 @@
 #include "model.h"
 #include "options.h"
 #include "params.h"
+#include "trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +28,13 @@ typedef struct gpt_job {
   gpt_param_table table;
   const mfsdp_host_math *math; /* of the model and of the backend */
   mfsdp_threads_world *world;
+  gpt_trace *trace; /* NULL: none */
 } gpt_job;
+
+/* What --dtype means for the table: the compute and the wire dtype of every parameter. */
+void gpt_job_set_dtype(gpt_job *job);
+/* A world for the job: with --prefetch, transfers of several units are queued at a time. */
+mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job);
 
 /* Validation batches: a fixed number, so that the loss does not depend on the number of ranks. */
 #define GPT_VALIDATION_BATCHES 16
@@ -44,7 +51,9 @@ typedef struct gpt_rank {
   gpt_model model;
   const float **params; /* of the unit at hand */
   float **grads;
-  double *losses; /* ranks x validation rounds: every rank's validation losses */
+  float *widened;     /* with a 16-bit dtype: parameters of the unit at hand in fp32 */
+  char (*labels)[24]; /* of traces: "forward unit 3" of all units, then "backward unit 3" */
+  double *losses;     /* ranks x validation rounds: every rank's validation losses */
   int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
   int32_t has_transport, has_control, has_model;
 } gpt_rank;
@@ -59,6 +68,9 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank);
 mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use);
 /* Backward of one unit, its gradients reduced to their owners. */
 mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit);
+
+/* Between forward and backward: multiplies the gradient of the loss with the loss scale. */
+void gpt_rank_scale_loss(gpt_rank *rank);
 
 /* Mean loss over the validation batches, shared out over the ranks; the same value on all.
  * Collective. */

@@ -51,6 +51,10 @@ TEST(GptOptions, Defaults) {
   EXPECT_EQ(p.options.clip, 1.0);
   EXPECT_EQ(p.options.tied, 0);
   EXPECT_EQ(p.options.threads_per_rank, 1);
+  EXPECT_EQ(p.options.dtype, GPT_DTYPE_F32);
+  EXPECT_EQ(p.options.prefetch, 0);
+  EXPECT_EQ(p.options.reshard_after_forward, 1);
+  EXPECT_EQ(p.options.trace, nullptr);
   EXPECT_EQ(p.options.loss_csv, nullptr);
   EXPECT_TRUE(p.options.given[GPT_OPTION_data]);
   EXPECT_FALSE(p.options.given[GPT_OPTION_ranks]);
@@ -81,6 +85,12 @@ TEST(GptOptions, EveryOptionInBothSpellings) {
                           "--seed=0",
                           "--threads-per-rank",
                           "2",
+                          "--dtype",
+                          "BF16",
+                          "--prefetch=16",
+                          "--reshard-after-forward",
+                          "0",
+                          "--trace=t.json",
                           "--loss-csv",
                           "c.csv",
                           "--loss-svg=c.svg"});
@@ -96,6 +106,10 @@ TEST(GptOptions, EveryOptionInBothSpellings) {
   EXPECT_EQ(p.options.tied, 1);
   EXPECT_EQ(p.options.seed, 0);
   EXPECT_EQ(p.options.threads_per_rank, 2);
+  EXPECT_EQ(p.options.dtype, GPT_DTYPE_BF16);
+  EXPECT_EQ(p.options.prefetch, 16);
+  EXPECT_EQ(p.options.reshard_after_forward, 0);
+  EXPECT_STREQ(p.options.trace, "t.json");
   EXPECT_STREQ(p.options.loss_csv, "c.csv");
   EXPECT_STREQ(p.options.loss_svg, "c.svg");
   gpt_config c;
@@ -137,8 +151,8 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
   for (const char *name : {"--collective", "--transport", "--device", "--strategy", "--preset",
-                           "--coefficients", "--dtype", "--prefetch", "--reshard-after-forward",
-                           "--trace", "--checkpoint", "--save-every", "--keep-last", "--resume"}) {
+                           "--coefficients", "--checkpoint", "--save-every", "--keep-last",
+                           "--resume"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
@@ -160,6 +174,7 @@ TEST(GptOptions, OneErrorPerRule) {
   EXPECT_ERROR("--optimizer 'sgd' is unknown; choose one of: muon, adamw", "--optimizer", "sgd");
   EXPECT_ERROR("--optimizer 'muo' is unknown", "--optimizer", "muo");
   EXPECT_ERROR("--optimizer '' is unknown", "--optimizer=");
+  EXPECT_ERROR("--dtype 'fp8' is unknown; choose one of: f32, bf16, f16", "--dtype", "fp8");
   EXPECT_ERROR("choose one of: round-robin, role-greedy, scope-greedy", "--planner", "best");
   EXPECT_ERROR("--tied is 'yes'; write --tied alone", "--tied=yes");
 }
@@ -170,6 +185,9 @@ TEST(GptOptions, WholeNumbers) {
     EXPECT_ERROR(std::string("--ranks is '") + bad + "'; give a whole number from 1 to 1024",
                  std::string("--ranks=") + bad);
   EXPECT_ERROR("--seed is '-1'", "--seed", "-1");
+  EXPECT_ERROR("--prefetch is '17'; give a whole number from 0 to 16", "--prefetch", "17");
+  EXPECT_ERROR("--prefetch is '-1'", "--prefetch", "-1");
+  EXPECT_ERROR("--reshard-after-forward is '2'", "--reshard-after-forward", "2");
 }
 
 TEST(GptOptions, RangesOfEveryNumber) {
@@ -197,7 +215,9 @@ TEST(GptOptions, RulesAboutSeveralOptions) {
                "65536");
   EXPECT_ERROR("--data and an output file", "--data", "t", "--loss-csv", "t");
   EXPECT_ERROR("--data and an output file", "--data", "t", "--loss-svg", "t");
+  EXPECT_ERROR("--data and an output file", "--data", "t", "--trace", "t");
   EXPECT_ERROR("choose two names", "--data", "t", "--loss-svg", "x", "--loss-csv", "x");
+  EXPECT_ERROR("--loss-csv and --trace are both x", "--data", "t", "--trace=x", "--loss-csv=x");
   EXPECT_ERROR("--lr is Muon's step size", "--data", "t", "--optimizer", "adamw", "--lr", "1");
 }
 
