@@ -42,6 +42,28 @@ split_test 'muon tied, no clip' --optimizer muon --clip 0 --tied
 split_test 'adamw clipped' --optimizer adamw --clip 0.5
 split_test 'round robin' --planner round-robin --clip 0.5
 split_test 'role greedy' --planner role-greedy --clip 0.5
+split_test 'bf16' --dtype bf16 --clip 0.5
+split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
+
+# Prefetch and keeping parameters move time and memory, not results: the hashes are those without.
+same_test() { # NAME OPTIONS...: the same hash with each of these, for every split
+  name=$1
+  shift
+  # shellcheck disable=SC2086
+  $program $small --micro-batches 8 --ranks 1 "$@" >"$work/out" 2>/dev/null
+  first=$(field "$work/out" params_hash)
+  [ -n "$first" ] || bad "$name" 'no hash'
+  for extra in '--prefetch 1' '--prefetch 2' '--prefetch 16' '--reshard-after-forward 0' \
+               '--prefetch 1 --reshard-after-forward 0'; do
+    for split in '1 8' '2 4' '4 2' '8 1'; do
+      # shellcheck disable=SC2086
+      $program $small --ranks "${split% *}" --micro-batches "${split#* }" $extra "$@" >"$work/out" 2>"$work/err"
+      check "$name $extra, ranks ${split% *}: same hash" "$(field "$work/out" params_hash)" "$first"
+    done
+  done
+}
+same_test 'plain'
+same_test 'tied bf16' --tied --dtype bf16
 
 # The planner moves owners, not results.
 for planner in round-robin role-greedy scope-greedy; do
@@ -63,6 +85,23 @@ check 'one line on standard output' "$(wc -l <"$work/out" | tr -d ' ')" 1
 $program $small --ranks 2 --loss-csv "$work/loss.csv" --loss-svg "$work/loss.svg" >/dev/null 2>&1
 check 'loss csv: header and a row per step' "$(wc -l <"$work/loss.csv" | tr -d ' ')" 5
 check 'loss svg is drawn' "$(grep -c '<svg' "$work/loss.svg")" 1
+
+# The strict reading of a trace is tests/examples/gpt_trace_test.cpp; here: every kind, and complete.
+trace_test() { # NAME FILE
+  check "$1: begins and ends as JSON" "$(head -c 1 "$2")$(tail -n 1 "$2" | tail -c 2)" '{}'
+  for label in 'process_name' 'thread_name' 'gather unit 3' 'wait unit 3' 'reduce unit 3' 'forward unit 3' \
+               'backward unit 3' 'optimizer'; do
+    grep -q -e "\"name\":\"$label\"" "$2" || bad "$1: has $label"
+  done
+  if command -v python3 >/dev/null 2>&1; then
+    python3 -m json.tool "$2" >/dev/null 2>&1
+    check "$1: a JSON parser takes it" $? 0
+  fi
+}
+# shellcheck disable=SC2086
+$program $small --ranks 2 --prefetch 1 --trace "$work/trace.json" >/dev/null 2>&1
+trace_test 'trace' "$work/trace.json"
+check 'trace: each of 4 steps has its optimizer on each rank' "$(grep -c '"optimizer"' "$work/trace.json")" 8
 
 # ---- errors: exit status 2 and one line that says what to do ----
 refuse() { # NAME TEXT OPTIONS...
@@ -86,9 +125,9 @@ refuse 'a short file' 'short' --data "$work/short"
 refuse 'an unknown option' 'bogus' --data "$work/text" --bogus
 refuse 'an unknown optimizer' 'sgd' --data "$work/text" --optimizer sgd
 refuse 'dim not divisible by heads' 'heads' --data "$work/text" --dim 33 --heads 2
+refuse 'a trace that cannot be written' 'cannot write' --data "$work/text" --steps 1 --trace "$work/none/trace"
 refuse 'no ranks' 'ranks' --data "$work/text" --ranks 0
-for name in collective transport device strategy preset coefficients dtype prefetch reshard-after-forward \
-            trace checkpoint save-every keep-last resume; do
+for name in collective transport device strategy preset coefficients checkpoint save-every keep-last resume; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
 done
 $program --help >"$work/out" 2>"$work/err"
@@ -97,7 +136,7 @@ check '--help lists --micro-batches' "$(grep -c -e '--micro-batches' "$work/out"
 
 # ---- Ctrl-C: all ranks end after the same step, with a result ----
 # shellcheck disable=SC2086
-$program $small --ranks 4 --steps 1000000 >"$work/out" 2>"$work/err" &
+$program $small --ranks 4 --steps 1000000 --prefetch 1 --trace "$work/stopped.json" >"$work/out" 2>"$work/err" &
 pid=$!
 tries=0
 while [ $tries -lt 300 ] && ! grep -q 'step' "$work/err"; do sleep 0.1; tries=$((tries + 1)); done
@@ -114,3 +153,4 @@ if [ "${stopped:-0}" -gt 0 ] && [ "$stopped" -lt 1000000 ]; then
 else
   bad 'a result after the signal' "steps '$stopped'"
 fi
+trace_test 'trace after the signal' "$work/stopped.json"
