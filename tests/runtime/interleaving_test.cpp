@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The runtime on queues that a scheduler steps: every interleaving of small cases and random ones
+ * of larger cases give the oracle's bits; no two accesses to a word lack an order (which says the
+ * same of all schedules); and each kind of wait that the runtime asks for is needed: left out, it
+ * shows.
+ */
+#include "../support/fake_queue.h"
+#include "runtime_rig.h"
+
+namespace {
+
+using test::FakeWorld;
+using test::Job;
+using test::Rank;
+using test::require;
+using test::Trainer;
+
+struct Case {
+  int32_t ranks = 1, prefetch = 0, reduce = 0, reshard = 1, micro_batches = 1;
+  bool on_queue = false;
+  int64_t steps = 2,
+          explored_from = 1; /* steps before it run hosts first, their updates may linger */
+  Job job;
+
+  std::string text() const {
+    return std::to_string(ranks) + " ranks, prefetch " + std::to_string(prefetch) + ", reduce " +
+           std::to_string(reduce) + ", reshard " + std::to_string(reshard) + ", micro-batches " +
+           std::to_string(micro_batches) + (on_queue ? ", on a queue" : ", on the host");
+  }
+};
+
+/* Two units, both algorithms; a matrix a rank when there are two. */
+Job two_units() {
+  Job job;
+  job.model.tensors.push_back(ref::elementwise("embed", 0, {7, 5}));
+  job.model.tensors.push_back(ref::matrix("a", 0, 4, 3));
+  job.model.tensors.push_back(ref::matrix("b", 1, 3, 5));
+  job.model.tensors.push_back(ref::elementwise("bias", 1, {6}));
+  job.options.clip_norm = 2.0;
+  job.max_micro_batches = 2;
+  job.chunk_nbytes = 1024;
+  return job;
+}
+
+Job four_units() {
+  Job job = two_units();
+  job.model.tensors.push_back(ref::matrix("c", 2, 5, 5));
+  job.model.tensors.push_back(ref::frozen("mask", 2, {9}));
+  job.model.tensors.push_back(ref::elementwise("norm", 3, {11}));
+  job.model.tensors.push_back(ref::tied("head", 3, job.model.tensors[0]));
+  return job;
+}
+
+/* What the model computes in a unit: on the host, or as a task of the queue. */
+struct Work {
+  const Case *c;
+  Rank *rank;
+  FakeWorld *world;
+  const std::vector<float> *right; /* forward: what the parameter must be */
+  int64_t step, block;
+  int32_t use;
+  const float *weight;
+  float *grad; /* NULL: forward */
+  bool wrong = false;
+
+  std::size_t nbytes() const {
+    return static_cast<std::size_t>(c->job.model.at(use).numel()) * sizeof(float);
+  }
+  void compute() {
+    if (std::memcmp(weight, right->data(), nbytes()) != 0) wrong = true;
+    if (grad != nullptr)
+      ref::synthetic_backward(c->job.model.seed, step, block, use, ref::Sample::kPresent, weight,
+                              c->job.model.at(use).numel(), grad);
+  }
+  static mfsdp_status task(void *argument, mfsdp_error *) {
+    Work *w = static_cast<Work *>(argument);
+    w->world->reads(w->weight, w->nbytes());
+    if (w->grad != nullptr) w->world->writes(w->grad, w->nbytes());
+    w->compute();
+    return MFSDP_OK;
+  }
+};
+
+class Steps {
+public:
+  Steps(const Case *c, Rank *rank, FakeWorld *world, Trainer *trainer,
+        const std::vector<std::vector<std::vector<float>>> *weights)
+      : c_(c), rank_(rank), world_(world), trainer_(trainer), weights_(weights) {}
+
+  mfsdp_status run(int64_t step) {
+    mfsdp_runtime *rt = trainer_->runtime;
+    const int32_t units = c_->job.model.unit_count();
+    MFSDP_TRY(trainer_->begin(step));
+    for (int32_t m = 0; m < c_->micro_batches; ++m) {
+      const int64_t block = static_cast<int64_t>(m) * c_->ranks + rank_->rank;
+      for (int32_t u = 0; u < units; ++u) {
+        MFSDP_TRY(mfsdp_unit_acquire(rt, u, MFSDP_USE_FORWARD));
+        MFSDP_TRY(compute(step, block, u, false));
+        MFSDP_TRY(mfsdp_unit_release(rt, u));
+      }
+      MFSDP_TRY(mfsdp_step_value(rt, ref::synthetic_value(c_->job.model.seed, step, block)));
+      for (int32_t u = units; u-- > 0;) {
+        MFSDP_TRY(mfsdp_unit_acquire(rt, u, MFSDP_USE_BACKWARD));
+        MFSDP_TRY(mfsdp_unit_grads(rt, u));
+        MFSDP_TRY(compute(step, block, u, true));
+        MFSDP_TRY(mfsdp_unit_reduce(rt, u));
+        MFSDP_TRY(mfsdp_unit_release(rt, u));
+      }
+    }
+    MFSDP_TRY(trainer_->end());
+    world_->host_writes(rank_->rank, "host", rt->verdict.record.data, rt->verdict.record.nbytes,
+                        nullptr, 0);
+    return MFSDP_OK;
+  }
+  void check() const {
+    for (const std::unique_ptr<Work> &w : works_)
+      require(!w->wrong, "a wrong parameter of " + c_->job.model.at(w->use).name + " in step " +
+                             std::to_string(w->step) +
+                             (w->grad == nullptr ? ", forward" : ", backward"));
+  }
+
+private:
+  mfsdp_status compute(int64_t step, int64_t block, int32_t unit, bool backward) {
+    for (int32_t i : c_->job.model.unit_tensors(unit)) {
+      std::unique_ptr<Work> w(new Work());
+      w->c = c_;
+      w->rank = rank_;
+      w->world = world_;
+      w->right = &(*weights_)[static_cast<std::size_t>(step)][static_cast<std::size_t>(i)];
+      w->step = step;
+      w->block = block;
+      w->use = i;
+      w->weight = static_cast<const float *>(mfsdp_unit_param(trainer_->runtime, i));
+      w->grad = backward ? static_cast<float *>(mfsdp_unit_grad(trainer_->runtime, i)) : nullptr;
+      require(w->weight != nullptr, "no address");
+      works_.push_back(std::move(w));
+      Work *work = works_.back().get();
+      if (c_->on_queue) {
+        MFSDP_TRY(
+            rank_->backend->ops->queue_call(rank_->backend->self, rank_->queue, Work::task, work));
+        continue;
+      }
+      world_->host_touches(rank_->rank, work->weight, work->nbytes(), work->grad,
+                           work->grad == nullptr ? 0 : work->nbytes());
+      work->compute();
+    }
+    return MFSDP_OK;
+  }
+
+  const Case *c_;
+  Rank *rank_;
+  FakeWorld *world_;
+  Trainer *trainer_;
+  const std::vector<std::vector<std::vector<float>>> *weights_;
+  std::vector<std::unique_ptr<Work>> works_;
+};
+
+/* What every schedule of a case must give. */
+class Right {
+public:
+  explicit Right(const Case &c)
+      : expected(c.job, static_cast<int64_t>(c.ranks) * c.micro_batches, c.steps) {
+    weights.resize(static_cast<std::size_t>(c.steps));
+    for (int32_t i = 0; i < c.job.model.count(); ++i) {
+      std::vector<float> first(static_cast<std::size_t>(c.job.model.at(i).numel()));
+      ref::synthetic_init(c.job.model.seed, c.job.model.owner(i), 0, c.job.model.at(i).numel(),
+                          first.data());
+      weights[0].push_back(first);
+    }
+    for (int64_t s = 1; s < c.steps; ++s)
+      weights[static_cast<std::size_t>(s)] = expected.after(s - 1).weights;
+  }
+  test::Expected expected;
+  std::vector<std::vector<std::vector<float>>> weights; /* by step and tensor, before the step */
+};
+
+using Rt = const mfsdp_runtime *;
+using Ev = const mfsdp_event *;
+/* Leaves a wait of a rank's explored steps out: for the event, the nth of that rank. */
+using Dropped = std::function<bool(int32_t rank, Rt, Ev, int64_t)>;
+
+struct RunOptions {
+  bool check_races = true;
+  Dropped drop;
+};
+
+/* Runs a case once. Empty, or what is wrong. */
+std::string run_case(const Case &c, const Right &right, const test::FakeChooser &choose,
+                     const RunOptions &run) {
+  test::FakeOptions options(c.ranks);
+  std::vector<Rt> runtimes(static_cast<std::size_t>(c.ranks), nullptr); /* of explored steps */
+  std::vector<int64_t> waits(runtimes.size(), 0);
+  options.choose = choose;
+  options.check_races = run.check_races;
+  options.context.debug_poison = 1;
+  return test::run_fake(options, [&](Rank &rank, FakeWorld &world) {
+    const std::size_t me = static_cast<std::size_t>(rank.rank);
+    Trainer trainer(&rank, &c.job, c.micro_batches);
+    Steps steps(&c, &rank, &world, &trainer, &right.weights);
+    if (run.drop)
+      world.drop_wait = [&](int32_t r, Ev event) {
+        const std::size_t at = static_cast<std::size_t>(r);
+        return runtimes[at] != nullptr && run.drop(r, runtimes[at], event, waits[at]++);
+      };
+    MFSDP_TRY(trainer.make_plan());
+    MFSDP_TRY(trainer.make_runtime(
+        [&](mfsdp_runtime_desc *desc, mfsdp_group *, mfsdp_optimizer_desc *, mfsdp_hyper_group *) {
+          desc->compute_queue = c.on_queue ? rank.queue : nullptr;
+          desc->prefetch_depth = c.prefetch;
+          desc->reduce_depth = c.reduce;
+          desc->reshard_after_forward = c.reshard;
+        }));
+    MFSDP_TRY(
+        mfsdp_runtime_init(trainer.runtime, Trainer::init, const_cast<ref::Model *>(&c.job.model)));
+    for (int64_t s = 0; s < c.steps; ++s) {
+      if (s == c.explored_from) {
+        world.explore(true);
+        runtimes[me] = trainer.runtime;
+      }
+      MFSDP_TRY(steps.run(s));
+    }
+    trainer.compare(right.expected, c.steps - 1);
+    world.explore(false);
+    runtimes[me] = nullptr;
+    MFSDP_TRY(trainer.destroy());
+    steps.check();
+    return MFSDP_OK;
+  });
+}
+
+RunOptions without_races() { /* faster: results alone */
+  RunOptions run;
+  run.check_races = false;
+  return run;
+}
+
+std::vector<Case> cases(const Job &job, int32_t ranks, int32_t prefetch, int32_t reduce) {
+  std::vector<Case> out;
+  Case c;
+  c.job = job;
+  c.ranks = ranks;
+  for (const bool on_queue : {false, true})
+    for (c.prefetch = 0; c.prefetch <= prefetch; ++c.prefetch)
+      for (c.reduce = 0; c.reduce <= reduce; ++c.reduce)
+        for (c.reshard = 0; c.reshard <= 1; ++c.reshard) {
+          c.on_queue = on_queue;
+          /* The units whose gradients a tied tensor keeps open get a slot of their own. */
+          out.push_back(c);
+        }
+  return out;
+}
+
+/* ---- every order is promised by an event ---- */
+
+TEST(Races, NoneInAnyCase) {
+  int64_t count = 0;
+  for (const int32_t ranks : {1, 2})
+    for (const Job &job : {two_units(), four_units()})
+      for (Case c : cases(job, ranks, 2, 1)) {
+        c.micro_batches = 2;
+        c.steps = 3;
+        c.explored_from = 0;
+        const Right right(c);
+        EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
+        EXPECT_EQ(run_case(c, right, test::random_schedule(1), RunOptions()), "") << c.text();
+        ++count;
+      }
+  EXPECT_EQ(count, 2 * 2 * 24);
+}
+
+/* ---- all interleavings ---- */
+
+/* The second of two steps, while the first one's update may still be running.
+ * MFSDP_TEST_ALL_PATHS=1 walks every case to its end (188,000 paths, a minute). */
+TEST(Interleavings, AllOfSmallCases) {
+  const int64_t limit = std::getenv("MFSDP_TEST_ALL_PATHS") != nullptr ? INT64_MAX
+                        : MFSDP_TEST_SANITIZER                         ? 100
+                                                                       : 1500;
+  int64_t all = 0, whole = 0;
+  for (const Case &c : cases(two_units(), 1, 2, 1)) {
+    const Right right(c);
+    test::Exhaustive paths;
+    bool more = true;
+    while (more && paths.count() < limit) {
+      const std::string wrong = run_case(c, right, paths.chooser(), without_races());
+      ASSERT_EQ(wrong, "") << c.text() << ", path " << paths.count();
+      more = paths.next();
+    }
+    EXPECT_GT(paths.count(), 90) << c.text();
+    all += paths.count();
+    whole += !more;
+  }
+  std::printf("%lld paths; %lld of 24 cases to their end\n", static_cast<long long>(all),
+              static_cast<long long>(whole));
+  if (limit >= 1500) EXPECT_GE(whole, 14);
+}
+
+TEST(Interleavings, RandomOnesOfTwoRanks) {
+  const uint64_t seeds = MFSDP_TEST_SANITIZER ? 2 : 20;
+  for (const Job &job : {two_units(), four_units()})
+    for (Case c : cases(job, 2, 2, 1)) {
+      c.micro_batches = 2;
+      c.explored_from = 0;
+      const Right right(c);
+      for (uint64_t seed = 0; seed < seeds; ++seed)
+        ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
+            << c.text() << ", seed " << seed;
+    }
+}
+
+/* ---- each kind of wait is needed ---- */
+
+struct Kind {
+  const char *name;
+  std::function<bool(const mfsdp_runtime *, const mfsdp_event *)> is;
+};
+
+bool is_idle(const mfsdp__ring &ring, const mfsdp_event *event) {
+  for (int32_t i = 0; i < ring.count; ++i)
+    if (ring.slots[i].idle == event) return true;
+  return false;
+}
+bool is_gathered(const mfsdp_runtime *rt, const mfsdp_event *event) {
+  for (int32_t u = 0; u < rt->unit_count; ++u)
+    if (rt->units[u].gathered == event) return true;
+  return false;
+}
+
+std::vector<Kind> kinds() {
+  std::vector<Kind> out;
+  out.push_back({"a unit is gathered", is_gathered});
+  out.push_back(
+      {"a parameter slot is idle", [](Rt rt, Ev e) { return is_idle(rt->param_ring, e); }});
+  out.push_back({"a gradient slot is idle", [](Rt rt, Ev e) { return is_idle(rt->grad_ring, e); }});
+  out.push_back({"compute is done", [](Rt rt, Ev e) { return e == rt->compute_done; }});
+  out.push_back({"the last reduction", [](Rt rt, Ev e) { return e == rt->reduced; }});
+  out.push_back({"the verdict is ready", [](Rt rt, Ev e) { return e == rt->verdict_ready; }});
+  out.push_back({"the update is done", [](Rt rt, Ev e) { return e == rt->step_done; }});
+  return out;
+}
+
+/* With one micro-batch and a gradient slot to spare none is used twice; and where every backward
+ * waits for a gather of its own, that wait is behind the last reduction anyway. */
+bool grad_slots_are_reused(const Case &c) {
+  return c.reduce == 0 && (c.reshard == 0 || c.prefetch > 0);
+}
+
+TEST(Waits, EachKindIsMissed) {
+  for (const Kind &kind : kinds()) {
+    const bool of_grads = std::string(kind.name) == "a gradient slot is idle";
+    int64_t races = 0;
+    for (const Case &c : cases(two_units(), 2, 1, 1)) {
+      const Right right(c);
+      const bool needed = !of_grads || grad_slots_are_reused(c);
+      bool raced = false, wrong = false;
+      RunOptions run;
+      run.drop = [&](int32_t, Rt rt, Ev event, int64_t) { return kind.is(rt, event); };
+      for (uint64_t seed = 0; seed < 4 && !raced; ++seed)
+        raced = run_case(c, right, test::random_schedule(seed), run).find("race: ") !=
+                std::string::npos;
+      EXPECT_EQ(raced, needed) << kind.name << ", " << c.text();
+      races += raced;
+      run.check_races = false; /* and by its results, in some schedule */
+      for (uint64_t seed = 0; seed < 40 && !wrong; ++seed)
+        wrong = !run_case(c, right, test::random_schedule(seed), run).empty();
+      EXPECT_EQ(wrong, needed) << kind.name << ", " << c.text();
+    }
+    EXPECT_GT(races, 0) << kind.name;
+  }
+}
+
+/* One wait at a time. Waits for slots and masters repeat what earlier ones of the same step
+ * promise; those for computation, reductions and the verdict never do. */
+TEST(Waits, EachOneOfAStep) {
+  for (const Case &c : cases(two_units(), 2, 1, 1)) {
+    if (!c.on_queue) continue; /* a host that waits makes waits of its queues unnecessary */
+    const Right right(c);
+    std::map<std::string, int> needed, spare;
+    std::string name = "some";
+    for (int64_t n = 0; !name.empty(); ++n) {
+      RunOptions run;
+      name = "";
+      run.drop = [&](int32_t rank, Rt rt, Ev event, int64_t ordinal) {
+        if (rank != 0 || ordinal != n) return false;
+        for (const Kind &kind : kinds())
+          if (kind.is(rt, event)) name = kind.name;
+        return true;
+      };
+      const std::string wrong = run_case(c, right, test::hosts_first(), run);
+      if (name.empty()) continue; /* beyond the last wait */
+      ++(wrong.find("race: ") != std::string::npos ? needed : spare)[name];
+    }
+    EXPECT_EQ(needed["compute is done"], 3) << c.text(); /* two reductions, the message */
+    EXPECT_EQ(needed["the last reduction"], 2)
+        << c.text(); /* before the norm, before the verdict */
+    EXPECT_EQ(needed["the verdict is ready"], 1) << c.text();
+    EXPECT_EQ(needed["the update is done"], 2) << c.text(); /* the first gather, the export */
+    EXPECT_GE(needed["a parameter slot is idle"], 3) << c.text();
+    EXPECT_GE(needed["a unit is gathered"], 2) << c.text();
+    EXPECT_EQ(needed["a gradient slot is idle"], grad_slots_are_reused(c) ? 1 : 0) << c.text();
+    for (const char *never : {"compute is done", "the last reduction", "the verdict is ready"})
+      EXPECT_EQ(spare[never], 0) << never << ", " << c.text();
+  }
+}
+
+} // namespace
