@@ -10,6 +10,7 @@
  * This header holds no code: it includes the core. Each header is useful alone:
  *
  *   plan.h, shard.h     who owns what; pure integers, no communication
+ *   simulate.h          time and bytes of a step on a cluster that need not be at hand
  *   newton_schulz.h     orthogonalize one matrix
  *   muon.h, adamw.h     update one tensor
  *   optimizer.h         route many local tensors
@@ -47,6 +48,7 @@
 #include "mfsdp/random.h"
 #include "mfsdp/runtime.h"
 #include "mfsdp/shard.h"
+#include "mfsdp/simulate.h"
 #include "mfsdp/status.h"
 #include "mfsdp/transport.h"
 #include "mfsdp/types.h"

@@ -36,7 +36,7 @@ transport: BASE backend
 cost: config status types
 plan: BASE cost
 shard: BASE cost plan
-simulate: BASE cost plan
+simulate: BASE cost plan shard
 collective: BASE dtype cost plan shard backend transport
 newton_schulz: BASE cost backend
 muon: BASE dtype cost backend newton_schulz
@@ -63,7 +63,8 @@ CALLS='exit _exit _Exit quick_exit at_quick_exit atexit abort raise signal print
 ALLOCATOR=mfsdp/memory.h
 MAX_LINES=900
 # Set-up, where descriptions may be read: these files, and functions named _create, _setup_... elsewhere.
-SETUP_FILES='mfsdp/plan/.* mfsdp/runtime/check.h mfsdp/runtime/measure.h mfsdp/runtime/setup.*'
+# simulate.h answers one description in one call: nothing runs later.
+SETUP_FILES='mfsdp/plan/.* mfsdp/simulate/.* mfsdp/runtime/check.h mfsdp/runtime/measure.h mfsdp/runtime/setup.*'
 # Not an option but the input of one step.
 STEP_INPUTS='mfsdp_step_desc'
 # Files that still read options late. Each leaves this list when it no longer does.
