@@ -259,6 +259,7 @@ typedef struct mfsdp_backend {
   void *self;
 } mfsdp_backend;
 
+/* One f32 product of alpha 1 and beta 0, nothing transposed; the matrices must be set. */
 MFSDP_API mfsdp_gemm_args mfsdp_gemm_args_default(void)
 {
   mfsdp_gemm_args args;
@@ -276,6 +277,9 @@ MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_b
   const mfsdp_backend_ops *ops;
   if (backend == NULL || backend->ops == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "backend: NULL, or without a table of operations");
+  if (backend->struct_nbytes < sizeof(*backend))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "backend: struct_nbytes is %zu, needs %zu",
+                      backend->struct_nbytes, sizeof(*backend));
   ops = backend->ops;
 #define MFSDP__NEED(entry)                                                                         \
   if (!MFSDP_HAS(ops, entry))                                                                      \
@@ -322,6 +326,7 @@ MFSDP_API mfsdp_status mfsdp__trace_task(void *argument, mfsdp_error *error)
   return MFSDP_OK;
 }
 
+/* begin 1 opens the phase `label` on `lane`, 0 closes it. The strings must outlive the mark. */
 MFSDP_API mfsdp_trace_mark mfsdp_trace_mark_make(const mfsdp_context *context, int32_t begin,
                                                  const char *lane, const char *label)
 {

@@ -185,35 +185,19 @@ MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context, const m
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc)
+MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context, const mfsdp_coll_desc *desc)
 {
-  const mfsdp_layout *layout;
+  const mfsdp_layout *layout = desc->layout;
   size_t nbytes;
-  if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || desc->label == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
-                      "mfsdp_coll_desc_default)",
-                      sizeof(*desc));
-  if (desc->kind != MFSDP_COLL_GATHER && desc->kind != MFSDP_COLL_REDUCE)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: unknown kind %d", desc->label, (int)desc->kind);
-  if (desc->algorithm < MFSDP_DIRECT || desc->algorithm > MFSDP_ALGORITHM_AUTO)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: unknown algorithm %d", desc->label,
-                      (int)desc->algorithm);
-  if (desc->algorithm != MFSDP_DIRECT)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: algorithm %d is not in this version, only DIRECT",
-                      desc->label, (int)desc->algorithm);
-  if (desc->traffic < MFSDP_TRAFFIC_MATERIALIZE || desc->traffic > MFSDP_TRAFFIC_EXPORT)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: unknown traffic class %d", desc->label,
-                      (int)desc->traffic);
-  if (desc->chunk_nbytes < MFSDP_ALIGN_ELEMENTS * 8)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
-                      desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
-  MFSDP_TRY(mfsdp_transport_check(context, desc->transport));
-  layout = desc->layout;
-  if (layout == NULL || layout->struct_nbytes != sizeof(*layout) || layout->extent_count < 0 ||
-      (layout->extent_count > 0 && layout->extents == NULL) || layout->full_count < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is missing or malformed",
-                      desc->label);
+  if (layout == NULL || layout->struct_nbytes != sizeof(*layout))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is NULL or its struct_nbytes is not %zu",
+                      desc->label, sizeof(*layout));
+  if (layout->extent_count < 0 || (layout->extent_count > 0 && layout->extents == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout has %d extents at %s, needs 0 or a table",
+                      desc->label, (int)layout->extent_count, layout->extents ? "a table" : "NULL");
+  if (layout->full_count < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout's full_count is %lld, needs 0 or more",
+                      desc->label, (long long)layout->full_count);
   if (layout->world != desc->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is for world %d, the transport for %d",
                       desc->label, (int)layout->world, (int)desc->transport->world);
@@ -226,6 +210,34 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
   if (desc->kind == MFSDP_COLL_REDUCE && layout->dtype == MFSDP_F64)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: the sum is kept in fp32, the wire is f64",
                       desc->label);
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc)
+{
+  if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || desc->label == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
+                      "mfsdp_coll_desc_default)",
+                      sizeof(*desc));
+  if (desc->kind != MFSDP_COLL_GATHER && desc->kind != MFSDP_COLL_REDUCE)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: kind is %d, needs MFSDP_COLL_GATHER or MFSDP_COLL_REDUCE", desc->label,
+                      (int)desc->kind);
+  if (desc->algorithm < MFSDP_DIRECT || desc->algorithm > MFSDP_ALGORITHM_AUTO)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d",
+                      desc->label, (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
+  if (desc->algorithm != MFSDP_DIRECT)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: algorithm %d is not in this version, only DIRECT",
+                      desc->label, (int)desc->algorithm);
+  if (desc->traffic < MFSDP_TRAFFIC_MATERIALIZE || desc->traffic > MFSDP_TRAFFIC_EXPORT)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d",
+                      desc->label, (int)desc->traffic, (int)MFSDP_TRAFFIC_EXPORT);
+  if (desc->chunk_nbytes < MFSDP_ALIGN_ELEMENTS * 8)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
+                      desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
+  MFSDP_TRY(mfsdp_transport_check(context, desc->transport));
+  MFSDP_TRY(mfsdp__coll_check_layout(context, desc));
   return mfsdp__coll_check_extents(context, desc);
 }
 

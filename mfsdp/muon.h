@@ -87,7 +87,8 @@ MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: nesterov_weight is %g, needs to be positive",
                       desc->nesterov_weight);
   if (desc->scale != MFSDP_MUON_SCALE_ORIGINAL && desc->scale != MFSDP_MUON_SCALE_MATCH_RMS_ADAMW)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: unknown scale %d", (int)desc->scale);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: scale is %d, needs %d or %d", (int)desc->scale,
+                      (int)MFSDP_MUON_SCALE_ORIGINAL, (int)MFSDP_MUON_SCALE_MATCH_RMS_ADAMW);
   return mfsdp_newton_schulz_check(context, &desc->newton_schulz);
 }
 

@@ -88,10 +88,11 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_check(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: step_count is %d, needs 0 to %d",
                       (int)desc->step_count, MFSDP_NS_MAX_STEPS);
   if (desc->form < MFSDP_NS_AUTO || desc->form > MFSDP_NS_SYMMETRIC)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: unknown form %d", (int)desc->form);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: form is %d, needs 1 to %d",
+                      (int)desc->form, (int)MFSDP_NS_SYMMETRIC);
   if (desc->norm_rule < MFSDP_NORM_SCALE_SAFE || desc->norm_rule > MFSDP_NORM_ADD_EPS)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: unknown norm_rule %d",
-                      (int)desc->norm_rule);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: norm_rule is %d, needs 1 to %d",
+                      (int)desc->norm_rule, (int)MFSDP_NORM_ADD_EPS);
   if (!(desc->eps > 0.0) && desc->norm_rule != MFSDP_NORM_SCALE_SAFE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: eps is %g, needs to be positive",
                       desc->eps);
@@ -132,7 +133,7 @@ MFSDP_API mfsdp_status mfsdp__ns_layout_of(mfsdp_context *context, int64_t rows,
   size_t nbytes, gram_nbytes;
   memset(out, 0, sizeof(*out));
   if (rows < 0 || cols < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: a %lld x %lld matrix makes no sense",
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: rows x cols is %lld x %lld, needs 0 or more of each",
                       (long long)rows, (long long)cols);
   if (!mfsdp_i64_mul(rows, cols, &count) || !mfsdp_i64_mul(short_side, short_side, &gram_count) ||
       !mfsdp_elements_nbytes(count, MFSDP_F32, &nbytes) ||

@@ -73,7 +73,7 @@ MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_adamw(double lr, double weight_dec
 
 typedef struct mfsdp_optimizer_desc {
   size_t struct_nbytes;
-  const mfsdp_hyper_group *groups; /* stride groups[0].struct_nbytes; copied */
+  const mfsdp_hyper_group *groups; /* group_count, made by mfsdp_hyper_group_...; copied */
   int32_t group_count;
   mfsdp_space state_space; /* of masters and state. Not DEVICE: offload, each step brings one tensor after
                             * the other to the device and back */
@@ -154,8 +154,8 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
   case MFSDP_ALGORITHM_MUON: return mfsdp_muon_check(context, &group->muon);
   case MFSDP_ALGORITHM_ADAMW: return mfsdp_adamw_check(context, &group->adamw);
   }
-  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: groups[%d].algorithm %d is unknown",
-                    (int)index, (int)group->algorithm);
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)", (int)index,
+                    (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON, (int)MFSDP_ALGORITHM_ADAMW);
 }
 
 /* E_ARGUMENT with the field, its value and what it needs. */
@@ -173,8 +173,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
                       "optimizer: needs at least one hyperparameter group, has %d",
                       (int)desc->group_count);
   if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: unknown state_space %d",
-                      (int)desc->state_space);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: state_space is %d, needs an mfsdp_space, 1 to %d",
+                      (int)desc->state_space, (int)MFSDP_SPACE_HOST);
   for (i = 0; i < desc->group_count; ++i)
     MFSDP_TRY(mfsdp__hyper_group_check(context, i, &desc->groups[i]));
   return MFSDP_OK;

@@ -47,6 +47,7 @@ typedef struct mfsdp_batch {
   const char *label; /* "reduce blocks.7": for traces and time-out messages; outlives the batch */
 } mfsdp_batch;
 
+/* No transfers, no traffic class (it must be set), check word off. */
 MFSDP_API mfsdp_batch mfsdp_batch_default(void)
 {
   mfsdp_batch batch;
@@ -128,6 +129,9 @@ MFSDP_API mfsdp_status mfsdp_transport_check(mfsdp_context *context,
   const mfsdp_transport_ops *ops;
   if (transport == NULL || transport->ops == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "transport: NULL, or without operations");
+  if (transport->struct_nbytes < sizeof(*transport))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "transport: struct_nbytes is %zu, needs %zu",
+                      transport->struct_nbytes, sizeof(*transport));
   ops = transport->ops;
   if (!MFSDP_HAS(ops, submit) || !MFSDP_HAS(ops, poll) || !MFSDP_HAS(ops, poison) ||
       !MFSDP_HAS(ops, destroy))
@@ -146,13 +150,17 @@ MFSDP_API mfsdp_status mfsdp_transport_check(mfsdp_context *context,
   return mfsdp_backend_check(context, transport->backend);
 }
 
+/* E_ARGUMENT unless the control plane is complete and its rank and world make sense. */
 MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_control *control)
 {
   if (control == NULL || control->ops == NULL || !MFSDP_HAS(control->ops, allgather) ||
       !MFSDP_HAS(control->ops, probe) || !MFSDP_HAS(control->ops, now_us))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: needs allgather, probe and now_us");
+  if (control->struct_nbytes < sizeof(*control))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: struct_nbytes is %zu, needs %zu",
+                      control->struct_nbytes, sizeof(*control));
   if (control->world < 1 || control->rank < 0 || control->rank >= control->world)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: rank %d of world %d makes no sense",
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: rank is %d of world %d, needs 0 to world - 1",
                       (int)control->rank, (int)control->world);
   return MFSDP_OK;
 }

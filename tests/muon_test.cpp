@@ -510,9 +510,9 @@ TEST_F(MuonRules, NesterovWeightZero) {
 }
 TEST_F(MuonRules, ScaleUnknown) {
   put(&desc_.scale, 0);
-  refused(&desc_, "unknown scale 0");
+  refused(&desc_, "scale is 0, needs 1 or 2");
   put(&desc_.scale, 3);
-  refused(&desc_, "unknown scale 3");
+  refused(&desc_, "scale is 3");
 }
 TEST_F(MuonRules, NewtonSchulzRulesCount) {
   desc_.newton_schulz.step_count = -2;

@@ -608,7 +608,7 @@ TEST_F(OptimizerRules, DecayNan) {
 }
 TEST_F(OptimizerRules, UnknownAlgorithm) {
   put(&groups_.list[0].algorithm, 0);
-  refused("groups[0].algorithm 0 is unknown");
+  refused("groups[0].algorithm 0 is unknown, needs 1 (muon) or 2 (adamw)");
 }
 TEST_F(OptimizerRules, MuonRulesCount) {
   groups_.list[0].muon.momentum = 2.0;

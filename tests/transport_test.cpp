@@ -67,6 +67,10 @@ TEST_F(TransportTest, CheckRejectsNull) {
   t.ops = nullptr;
   EXPECT_EQ(mfsdp_transport_check(&context_, &t), MFSDP_E_ARGUMENT);
   expect_message("without operations");
+  t = *mock_->table();
+  t.struct_nbytes = sizeof(t) - 1;
+  EXPECT_EQ(mfsdp_transport_check(&context_, &t), MFSDP_E_ARGUMENT);
+  expect_message("transport: struct_nbytes is");
 }
 
 TEST_F(TransportTest, CheckRejectsEachMissingEntry) {
@@ -163,9 +167,13 @@ TEST_F(TransportTest, ControlCheck) {
   control.world = 2;
   EXPECT_EQ(mfsdp_control_check(&context_, &control), MFSDP_OK);
   EXPECT_EQ(mfsdp_control_check(&context_, nullptr), MFSDP_E_ARGUMENT);
+  control.struct_nbytes = 0;
+  EXPECT_EQ(mfsdp_control_check(&context_, &control), MFSDP_E_ARGUMENT);
+  expect_message("control: struct_nbytes is 0, needs");
+  control.struct_nbytes = sizeof(control);
   control.rank = 2;
   EXPECT_EQ(mfsdp_control_check(&context_, &control), MFSDP_E_ARGUMENT);
-  expect_message("rank 2 of world 2");
+  expect_message("rank is 2 of world 2, needs 0 to world - 1");
   control.rank = 0;
   for (int entry = 0; entry < 3; ++entry) {
     mfsdp_control_ops bad = ops;
