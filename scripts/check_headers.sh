@@ -7,7 +7,7 @@
 # Each header is included first in a file of its own, then again (so "alone" and "twice" are one
 # compilation), as C11, C++11 and C++17, by gcc and clang, and as a .cu file by nvcc. All headers in
 # one file are also compiled as C17, C++14 and C++20, and optimized, where warnings about data flow
-# appear. Last, two .c, two .cpp and two .cu files with all of them are linked into one program.
+# appear. -ffast-math must be refused. Last, two .c, two .cpp and two .cu files with all of them are linked into one program.
 # Headers that need what is not installed (a CBLAS, MPI, CUDA) are skipped and counted.
 set -u
 
@@ -110,6 +110,15 @@ for header in $headers; do
 done
 if [ -z "$headers" ]; then say 'not ok headers: there are none'; fi
 
+# ---- switches ----
+# -ffast-math is refused with a reason, unless the caller insists; then all headers still compile.
+fast_math() { # FAMILY COMPILER STANDARD SUFFIX
+  job "fast math refused $1 $3" "! $2 -std=$3 -ffast-math $all_flags -fsyntax-only $tmp/everything.$4 2>$tmp/fast.$1.$4
+grep -q 'ffast-math breaks non-finite checks' $tmp/fast.$1.$4"
+  job "fast math insisted on $1 $3" \
+    "$2 -std=$3 $WARN -ffast-math -DMFSDP_ALLOW_FAST_MATH=1 $all_flags -fsyntax-only $tmp/everything.$4"
+}
+
 # ---- all of them together ----
 if [ -s "$all" ]; then
   # The order of the folders in a listing is nobody's include order: the umbrella first, as users do.
@@ -120,6 +129,8 @@ if [ -s "$all" ]; then
   compile_jobs 'all headers' "$stem" "$all_flags -fsyntax-only" 'c17 c++14 c++20'
   for family in $families; do
     pick_family "$family"
+    fast_math "$family" "$c" c11 c
+    fast_math "$family" "$cxx" c++17 cpp
     job "all headers optimized $family c11" \
       "$c -std=c11 -O3 $WARN $MATH $keep $all_flags -c $stem.c -o $stem.$family.c.o"
     job "all headers optimized $family c++17" \

@@ -15,7 +15,7 @@ static int read_all(FILE *file, const char *path, int64_t limit, uint8_t **bytes
     uint8_t *larger;
     used += fread(buffer + used, 1, capacity - 1 - used, file);
     if (ferror(file)) {
-      gpt_fail(error, "cannot read %s: %s", path, strerror(errno));
+      gpt_fail(error, "cannot read %s: %s; name a file that can be read", path, strerror(errno));
       free(buffer);
       return GPT_USAGE_ERROR;
     }
@@ -42,7 +42,9 @@ int gpt_file_read(const char *path, int64_t limit_nbytes, uint8_t **bytes, int64
                   gpt_error *error) {
   int status;
   FILE *file = fopen(path, "rb");
-  if (!file) return gpt_fail(error, "cannot open %s: %s", path, strerror(errno));
+  if (!file)
+    return gpt_fail(error, "cannot open %s: %s; name a file that can be read", path,
+                    strerror(errno));
   status = read_all(file, path, limit_nbytes, bytes, count, error);
   fclose(file);
   return status;

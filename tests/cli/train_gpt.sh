@@ -118,15 +118,16 @@ refuse() { # NAME TEXT OPTIONS...
 }
 : >"$work/empty"
 echo short >"$work/short"
-refuse 'no data' '--data'
-refuse 'a missing file' 'missing' --data "$work/missing"
-refuse 'an empty file' 'empty' --data "$work/empty"
-refuse 'a short file' 'short' --data "$work/short"
-refuse 'an unknown option' 'bogus' --data "$work/text" --bogus
-refuse 'an unknown optimizer' 'sgd' --data "$work/text" --optimizer sgd
-refuse 'dim not divisible by heads' 'heads' --data "$work/text" --dim 33 --heads 2
+refuse 'no data' '--data is missing'
+refuse 'a missing file' 'name a file that can be read' --data "$work/missing"
+refuse 'an empty file' 'is empty; give a text file' --data "$work/empty"
+refuse 'a folder' 'name a file that can be read' --data "$work"
+refuse 'a short file' 'shorter than one batch' --data "$work/short"
+refuse 'an unknown option' 'see --help' --data "$work/text" --bogus
+refuse 'an unknown optimizer' 'choose one of: muon, adamw' --data "$work/text" --optimizer sgd
+refuse 'dim not divisible by heads' 'not a multiple of heads' --data "$work/text" --dim 33 --heads 2
 refuse 'a trace that cannot be written' 'cannot write' --data "$work/text" --steps 1 --trace "$work/none/trace"
-refuse 'no ranks' 'ranks' --data "$work/text" --ranks 0
+refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
 for name in collective transport device strategy preset coefficients checkpoint save-every keep-last resume; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
 done
