@@ -125,11 +125,13 @@ MFSDP_API const mfsdp_error *mfsdp_context_error(const mfsdp_context *context)
   return &context->error;
 }
 
+/* Opens phase `label` on `lane` in the trace; nothing without a callback. */
 MFSDP_API void mfsdp_trace_begin(mfsdp_context *context, const char *lane, const char *label)
 {
   if (context->desc.trace) context->desc.trace(context->desc.user, 1, lane, label);
 }
 
+/* Closes the innermost phase of `lane`. */
 MFSDP_API void mfsdp_trace_end(mfsdp_context *context, const char *lane, const char *label)
 {
   if (context->desc.trace) context->desc.trace(context->desc.user, 0, lane, label);
@@ -149,6 +151,7 @@ MFSDP_API void mfsdp_memory_book(mfsdp_context *context, mfsdp_memory_class memo
     context->total_peak_nbytes = context->total_nbytes;
 }
 
+/* Takes back what mfsdp_memory_book booked, with the same class and size. */
 MFSDP_API void mfsdp_memory_unbook(mfsdp_context *context, mfsdp_memory_class memory_class,
                                    size_t nbytes)
 {

@@ -40,6 +40,7 @@ typedef enum mfsdp_memory_class {
 } mfsdp_memory_class;
 #define MFSDP_MEMORY_CLASS_COUNT 8 /* class 0 stays empty, so that a class is an index */
 
+/* The class in lower case, as "shard"; never NULL. */
 MFSDP_API const char *mfsdp_memory_class_name(mfsdp_memory_class memory_class)
 {
   switch (memory_class) {

@@ -27,6 +27,7 @@ typedef enum mfsdp_algorithm_kind {
   MFSDP_ALGORITHM_ADAMW     /* any trainable role */
 } mfsdp_algorithm_kind;
 
+/* The algorithm in lower case, as "muon"; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_algorithm_kind_name(mfsdp_algorithm_kind kind)
 {
   switch (kind) {
@@ -79,6 +80,7 @@ typedef struct mfsdp_optimizer_desc {
                             * the other to the device and back */
 } mfsdp_optimizer_desc;
 
+/* No groups (at least one must be set), masters and state on the device. */
 MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void)
 {
   mfsdp_optimizer_desc desc;

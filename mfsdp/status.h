@@ -84,6 +84,7 @@ typedef struct mfsdp_error {
   char message[384];    /* names the argument, the value it got and what it needed */
 } mfsdp_error;
 
+/* No error: status MFSDP_OK, no rank, an empty message. */
 MFSDP_API mfsdp_error mfsdp_error_none(void)
 {
   mfsdp_error error;

@@ -31,6 +31,7 @@ MFSDP_API size_t mfsdp_dtype_nbytes(mfsdp_dtype dtype)
   return 0;
 }
 
+/* The dtype in lower case, as "bf16"; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_dtype_name(mfsdp_dtype dtype)
 {
   switch (dtype) {
@@ -56,6 +57,7 @@ typedef enum mfsdp_role {
   MFSDP_ROLE_FROZEN       /* materialized, never updated, no gradient */
 } mfsdp_role;
 
+/* The role in lower case; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_role_name(mfsdp_role role)
 {
   switch (role) {
@@ -76,6 +78,7 @@ typedef enum mfsdp_traffic {
 } mfsdp_traffic;
 #define MFSDP_TRAFFIC_CLASS_COUNT 6 /* class 0 stays empty, so that a class is an index */
 
+/* The class in lower case; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_traffic_name(mfsdp_traffic traffic)
 {
   switch (traffic) {
@@ -97,21 +100,25 @@ MFSDP_API const char *mfsdp_traffic_name(mfsdp_traffic traffic)
 
 /* ---- checked size arithmetic: 1 on success, 0 on overflow (then *out is not to be used) ---- */
 
+/* *out = a + b. */
 MFSDP_API int mfsdp_size_add(size_t a, size_t b, size_t *out)
 {
   return !__builtin_add_overflow(a, b, out);
 }
 
+/* *out = a * b. */
 MFSDP_API int mfsdp_size_mul(size_t a, size_t b, size_t *out)
 {
   return !__builtin_mul_overflow(a, b, out);
 }
 
+/* *out = a + b. */
 MFSDP_API int mfsdp_i64_add(int64_t a, int64_t b, int64_t *out)
 {
   return !__builtin_add_overflow(a, b, out);
 }
 
+/* *out = a * b. */
 MFSDP_API int mfsdp_i64_mul(int64_t a, int64_t b, int64_t *out)
 {
   return !__builtin_mul_overflow(a, b, out);
@@ -138,6 +145,7 @@ MFSDP_API int mfsdp_elements_nbytes(int64_t count, mfsdp_dtype dtype, size_t *ou
 
 #define MFSDP_HASH_SEED UINT64_C(14695981039346656037)
 
+/* `hash` goes on over nbytes bytes of data (NULL if 0); start with MFSDP_HASH_SEED. */
 MFSDP_API uint64_t mfsdp_hash_bytes(uint64_t hash, const void *data, size_t nbytes)
 {
   const unsigned char *bytes = (const unsigned char *)data;
@@ -146,6 +154,7 @@ MFSDP_API uint64_t mfsdp_hash_bytes(uint64_t hash, const void *data, size_t nbyt
   return hash;
 }
 
+/* The same over the eight bytes of an integer, low byte first. */
 MFSDP_API uint64_t mfsdp_hash_u64(uint64_t hash, uint64_t value)
 {
   int shift;

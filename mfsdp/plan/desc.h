@@ -218,6 +218,7 @@ typedef struct mfsdp_plan_summary {
   double cost_ratio;                 /* cost.max / cost_bound; 1 if both are 0 */
 } mfsdp_plan_summary;
 
+/* Zeros, with its size: what mfsdp_plan_report fills. */
 MFSDP_API mfsdp_plan_summary mfsdp_plan_summary_default(void) {
   mfsdp_plan_summary summary;
   memset(&summary, 0, sizeof(summary));
@@ -252,6 +253,7 @@ MFSDP_API int64_t mfsdp_param_resident_nbytes(const mfsdp_param *param) {
   return (int64_t)(nbytes + mfsdp_dtype_nbytes(param->master) + mfsdp_dtype_nbytes(MFSDP_F32));
 }
 
+/* The view in lower case; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_view_name(mfsdp_view view) {
   switch (view) {
   case MFSDP_VIEW_WHOLE: return "whole";
@@ -263,6 +265,7 @@ MFSDP_API const char *mfsdp_view_name(mfsdp_view view) {
   return "invalid";
 }
 
+/* The placement in lower case; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_placement_name(mfsdp_placement placement) {
   switch (placement) {
   case MFSDP_PLACEMENT_OWNED: return "owned";
@@ -272,6 +275,7 @@ MFSDP_API const char *mfsdp_placement_name(mfsdp_placement placement) {
   return "invalid";
 }
 
+/* The planner as the command line spells it; "invalid" for none; never NULL. */
 MFSDP_API const char *mfsdp_planner_name(mfsdp_planner planner) {
   switch (planner) {
   case MFSDP_PLANNER_ROUND_ROBIN: return "round-robin";

@@ -72,18 +72,22 @@ MFSDP_API size_t mfsdp__name_slot(const int32_t *slots, size_t slot_count,
 
 /* ---- the whole ---- */
 
+/* Ranks that the plan is for. */
 MFSDP_API int32_t mfsdp_plan_world(const mfsdp_plan *plan) {
   return plan->world;
 }
 
+/* Parameters, aliases included. */
 MFSDP_API int32_t mfsdp_plan_param_count(const mfsdp_plan *plan) {
   return plan->param_count;
 }
 
+/* Who placed the matrices. */
 MFSDP_API mfsdp_planner mfsdp_plan_planner(const mfsdp_plan *plan) {
   return plan->planner;
 }
 
+/* Whether full parameters stay. */
 MFSDP_API mfsdp_residency mfsdp_plan_residency(const mfsdp_plan *plan) {
   return plan->residency;
 }

@@ -45,14 +45,17 @@ MFSDP_API mfsdp_status mfsdp_mutex_init(mfsdp_mutex *mutex) {
   return mfsdp__posix_status(pthread_mutex_init(&mutex->handle, NULL));
 }
 
+/* Ends a mutex that nobody holds. */
 MFSDP_API void mfsdp_mutex_destroy(mfsdp_mutex *mutex) {
   (void)pthread_mutex_destroy(&mutex->handle);
 }
 
+/* Waits for the mutex; not recursive. */
 MFSDP_API void mfsdp_mutex_lock(mfsdp_mutex *mutex) {
   (void)pthread_mutex_lock(&mutex->handle);
 }
 
+/* Gives it back, on the thread that locked it. */
 MFSDP_API void mfsdp_mutex_unlock(mfsdp_mutex *mutex) {
   (void)pthread_mutex_unlock(&mutex->handle);
 }
@@ -68,6 +71,7 @@ MFSDP_API mfsdp_status mfsdp_cond_init(mfsdp_cond *cond) {
   return mfsdp__posix_status(error);
 }
 
+/* Ends a condition variable that nobody waits for. */
 MFSDP_API void mfsdp_cond_destroy(mfsdp_cond *cond) {
   (void)pthread_cond_destroy(&cond->handle);
 }
