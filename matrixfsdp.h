@@ -28,7 +28,7 @@
  * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS. POSIX 2008 for host/.
  *
  * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI, CUDA,
- * NCCL, checkpoints, prefetch, 16-bit parameters (README.md has the list).
+ * NCCL, checkpoints (README.md has the list).
  */
 #ifndef MFSDP_MATRIXFSDP_H
 #define MFSDP_MATRIXFSDP_H
