@@ -75,16 +75,25 @@ MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index)
 
 /* ---- acquire ---- */
 
-/* Gathers the units that come next, as far as slots are free; those that have a slot keep it. */
+/* Gathers a unit that is used soon, if a slot is free; if it has one, it keeps it. */
+MFSDP_API mfsdp_status mfsdp__unit_gather_ahead(mfsdp_runtime *rt, int32_t index)
+{
+  if (rt->units[index].param_slot >= 0) {
+    rt->units[index].wanted = 1;
+    return MFSDP_OK;
+  }
+  if (mfsdp__ring_free_count(&rt->param_ring) == 0) return MFSDP_OK;
+  return mfsdp__unit_gather(rt, index);
+}
+
+/* The units that come next, each with the owners of its tied tensors. */
 MFSDP_API mfsdp_status mfsdp__unit_prefetch(mfsdp_runtime *rt, const mfsdp__unit *unit, mfsdp_use use)
 {
-  int32_t i;
+  int32_t i, k;
   for (i = 0; i < unit->prefetch_count[use]; ++i) {
-    mfsdp__unit *next = &rt->units[unit->prefetch[use][i]];
-    if (next->param_slot >= 0)
-      next->wanted = 1;
-    else if (mfsdp__ring_free_count(&rt->param_ring) > 0)
-      MFSDP_TRY(mfsdp__unit_gather(rt, unit->prefetch[use][i]));
+    const mfsdp__unit *next = &rt->units[unit->prefetch[use][i]];
+    MFSDP_TRY(mfsdp__unit_gather_ahead(rt, unit->prefetch[use][i]));
+    for (k = 0; k < next->owner_count; ++k) MFSDP_TRY(mfsdp__unit_gather_ahead(rt, next->owners[k]));
   }
   return MFSDP_OK;
 }

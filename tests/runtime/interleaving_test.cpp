@@ -293,7 +293,9 @@ TEST(Interleavings, AllOfSmallCases) {
   }
   std::printf("%lld paths; %lld of 24 cases to their end\n", static_cast<long long>(all),
               static_cast<long long>(whole));
-  if (limit >= 1500) EXPECT_GE(whole, 14);
+  if (limit >= 1500) {
+    EXPECT_GE(whole, 14);
+  }
 }
 
 TEST(Interleavings, RandomOnesOfTwoRanks) {
