@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT */
+/* mfsdp-plan.c - who owns what of a model, how good that is, and what a training step would take.
+ * Build: cc -std=c11 -O2 -I. examples/mfsdp-plan.c examples/plan/[a-z]*.c -lm */
+#include "plan/cluster.h"
+#include "plan/file.h"
+#include "plan/heatmap.h"
+#include "plan/input.h"
+
+#include <stdlib.h>
+
+/* Texts in memory: files are written, and anything is printed, only when all has gone well. */
+typedef struct texts {
+  FILE *out, *json, *svg;
+  char *out_text, *json_text, *svg_text;
+  size_t out_nbytes, json_nbytes, svg_nbytes;
+} texts;
+
+static int texts_open(texts *t, plan_error *error) {
+  t->out = open_memstream(&t->out_text, &t->out_nbytes);
+  t->json = open_memstream(&t->json_text, &t->json_nbytes);
+  t->svg = open_memstream(&t->svg_text, &t->svg_nbytes);
+  return t->out && t->json && t->svg ? PLAN_OK : plan_fail(error, "no memory for the report");
+}
+
+static int texts_close(texts *t, plan_error *error) {
+  FILE *const files[] = {t->out, t->json, t->svg};
+  int failed = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (!files[i]) continue;
+    failed |= ferror(files[i]);
+    failed |= fclose(files[i]) != 0;
+  }
+  t->out = t->json = t->svg = NULL;
+  return failed ? plan_fail(error, "no memory for the report") : PLAN_OK;
+}
+
+static void texts_free(texts *t) {
+  (void)texts_close(t, NULL);
+  free(t->out_text);
+  free(t->json_text);
+  free(t->svg_text);
+}
+
+static int report(mfsdp_context *context, const plan_options *o, const plan_input *input,
+                  plan_question *question, plan_outcome *outcomes, texts *t, plan_error *error) {
+  int made = 0, status = PLAN_OK;
+  if (input->rules.count > 0) {
+    plan_rules_print(&input->rules, t->out);
+    fputc('\n', t->out);
+  }
+  plan_question_print(question, t->out);
+  fputs("[\n", t->json);
+  for (; made < o->world_count && status == PLAN_OK; ++made) {
+    status = plan_outcome_make(context, question, o->worlds[made], &outcomes[made], error);
+    if (status != PLAN_OK) break;
+    plan_outcome_print(&outcomes[made], t->out);
+    plan_outcome_json(&outcomes[made], made == 0, t->json);
+  }
+  fputs("\n]\n", t->json);
+  if (status == PLAN_OK && o->svg) status = plan_heatmap(outcomes, made, t->svg, error);
+  while (made-- > 0)
+    plan_outcome_free(context, &outcomes[made]);
+  return status;
+}
+
+static int run(const plan_options *o, plan_input *input, texts *t, plan_error *error) {
+  static plan_outcome outcomes[PLAN_MOST_WORLDS];
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  mfsdp_context context;
+  plan_question question;
+  int status;
+  memset(&question, 0, sizeof question);
+  question.cluster = mfsdp_cluster_default();
+  if (o->cluster && plan_cluster_read(o->cluster, &question.cluster, error) != PLAN_OK)
+    return PLAN_USAGE_ERROR;
+  if (plan_input_read(o, input, error) != PLAN_OK) return PLAN_USAGE_ERROR;
+  question.input = input->title;
+  question.params = &input->params;
+  question.planner = o->planner;
+  question.newton_schulz_cost = o->newton_schulz_cost;
+  question.algorithm = o->algorithm;
+  question.newton_schulz_steps = o->steps;
+  question.replicas = o->replicas;
+  question.chunk_nbytes = (size_t)o->chunk;
+  question.model_flops = 6.0 * (double)input->active * (double)o->tokens;
+  if (texts_open(t, error) != PLAN_OK) return PLAN_USAGE_ERROR;
+  if (mfsdp_context_init(&context, &desc) != MFSDP_OK) return plan_fail(error, "no context");
+  status = report(&context, o, input, &question, outcomes, t, error);
+  if (mfsdp_context_destroy(&context) != MFSDP_OK && status == PLAN_OK)
+    status = plan_fail(error, "%s", mfsdp_context_error(&context)->message);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  plan_options options;
+  plan_input input;
+  plan_error error;
+  texts t;
+  int status;
+  memset(&input, 0, sizeof input);
+  memset(&t, 0, sizeof t);
+  error.text[0] = '\0';
+  status = plan_options_parse(argc, argv, &options, &error);
+  if (status == PLAN_OK && options.help) {
+    plan_options_help(stdout);
+    return 0;
+  }
+  if (status == PLAN_OK) status = run(&options, &input, &t, &error);
+  if (status == PLAN_OK) status = texts_close(&t, &error);
+  if (status == PLAN_OK && options.json)
+    status = plan_file_write(options.json, t.json_text, t.json_nbytes, &error);
+  if (status == PLAN_OK && options.svg)
+    status = plan_file_write(options.svg, t.svg_text, t.svg_nbytes, &error);
+  if (status == PLAN_OK &&
+      (fwrite(t.out_text, 1, t.out_nbytes, stdout) != t.out_nbytes || fflush(stdout) != 0))
+    status = plan_fail(&error, "cannot write the report");
+  if (status != PLAN_OK) fprintf(stderr, "mfsdp-plan: %s\n", error.text);
+  texts_free(&t);
+  plan_input_free(&input);
+  return status;
+}

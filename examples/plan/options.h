@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/* options.h - the command line of mfsdp-plan. */
+#ifndef PLAN_OPTIONS_H
+#define PLAN_OPTIONS_H
+
+#include "models.h"
+
+#include "mfsdp/simulate.h"
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, value, help) */
+#define PLAN_OPTION_TABLE(X)                                                                 \
+  X(world, "N[,N..]", "ranks to plan for, each 1 to 1048576; needed")                        \
+  X(planner, "NAME", "round-robin, role-greedy, scope-greedy, cost-aware or balanced")       \
+  X(cost, "NAME", "newton-schulz (default): plan by its work; elements: as the paper does")  \
+  X(cluster, "FILE", "lines of `key value`; default: nodes of 8 A100, data sheet rates")     \
+  X(rules, "FILE",                                                                           \
+    "lines of `pattern role view unit` for names of checkpoints, tried before "              \
+    "the built-in ones")                                                                     \
+  X(dtype, "NAME", "f32, bf16 or f16 to train in; default: as the input says")               \
+  X(views, "NAME", "whole (default) or heads: how built-in models cut query, key and value") \
+  X(collective, "NAME", "direct (default), ring, hierarchical or native, for ZeRO-1")        \
+  X(steps, "N", "Newton-Schulz steps, 0 to 100; default 5")                                  \
+  X(replicas, "N", "HSDP: copies of the ranks, 1 to 1048576; default 1")                     \
+  X(tokens, "N", "tokens of a rank and step: adds 6 N active elements FLOPs; default 0")     \
+  X(chunk, "BYTES", "of RING and of DIRECT reductions; default 4194304")                     \
+  X(json, "FILE", "writes the rows as JSON")                                                 \
+  X(svg, "FILE", "draws ranks x units")
+
+enum { PLAN_MOST_WORLDS = 64 };
+
+typedef struct plan_options {
+  char **inputs; /* points into argv */
+  int input_count;
+  int32_t worlds[PLAN_MOST_WORLDS];
+  int world_count;
+  mfsdp_planner planner;
+  int newton_schulz_cost;
+  mfsdp_dtype dtype; /* 0: as the input says */
+  plan_views views;
+  mfsdp_sim_algorithm algorithm;
+  int32_t steps, replicas;
+  int64_t tokens, chunk;
+  const char *cluster, *rules, *json, *svg; /* NULL: not given */
+  int help;
+} plan_options;
+
+/* Reorders argv so that inputs come first. PLAN_USAGE_ERROR with one line for anything unknown,
+ * repeated, missing or out of range. After --help nothing else is checked. */
+int plan_options_parse(int argc, char **argv, plan_options *options, plan_error *error);
+void plan_options_help(FILE *f);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PLAN_OPTIONS_H */

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: MIT */
+#include "outcome.h"
+
+#include <string.h>
+
+static const struct {
+  mfsdp_sim_strategy strategy;
+  mfsdp_sim_algorithm algorithm; /* 0: the question's */
+} asked[PLAN_PREDICTIONS] = {
+    {MFSDP_SIM_OWNER, MFSDP_SIM_DIRECT},       {MFSDP_SIM_OWNER, MFSDP_SIM_RING},
+    {MFSDP_SIM_OWNER, MFSDP_SIM_HIERARCHICAL}, {MFSDP_SIM_OWNER, MFSDP_SIM_NATIVE},
+    {MFSDP_SIM_GATHER, MFSDP_SIM_NATIVE},      {MFSDP_SIM_SHARDED, MFSDP_SIM_NATIVE},
+    {MFSDP_SIM_EXCHANGE, MFSDP_SIM_NATIVE},    {MFSDP_SIM_ZERO1, (mfsdp_sim_algorithm)0},
+};
+
+static int predict(mfsdp_context *context, plan_outcome *out, int index, plan_error *error) {
+  const plan_question *q = out->question;
+  mfsdp_sim_desc desc = mfsdp_sim_desc_default();
+  plan_prediction *p = &out->predictions[index];
+  p->strategy = asked[index].strategy;
+  p->algorithm = asked[index].algorithm ? asked[index].algorithm : q->algorithm;
+  p->result = mfsdp_sim_result_default();
+  desc.plan = out->plan;
+  desc.cluster = &q->cluster;
+  desc.strategy = p->strategy;
+  desc.algorithm = p->algorithm;
+  desc.newton_schulz_steps = q->newton_schulz_steps;
+  desc.replica_count = q->replicas;
+  desc.model_flops = q->model_flops;
+  desc.chunk_nbytes = q->chunk_nbytes;
+  if (mfsdp_simulate(context, &desc, &p->result, NULL, 0) != MFSDP_OK)
+    return plan_fail(error, "%s", mfsdp_context_error(context)->message);
+  return PLAN_OK;
+}
+
+int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
+                      plan_outcome *out, plan_error *error) {
+  mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  int status = PLAN_OK;
+  memset(out, 0, sizeof *out);
+  out->question = question;
+  out->summary = mfsdp_plan_summary_default();
+  desc.params = question->params->list;
+  desc.param_count = question->params->count;
+  desc.world = world;
+  desc.planner = question->planner;
+  if (question->newton_schulz_cost) desc.cost = mfsdp_cost_newton_schulz;
+  if (mfsdp_plan_create(context, &desc, &out->plan) != MFSDP_OK ||
+      mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
+    status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
+  for (int i = 0; i < PLAN_PREDICTIONS && status == PLAN_OK; ++i)
+    status = predict(context, out, i, error);
+  if (status != PLAN_OK) plan_outcome_free(context, out);
+  return status;
+}
+
+void plan_outcome_free(mfsdp_context *context, plan_outcome *outcome) {
+  mfsdp_plan_destroy(context, outcome->plan);
+  outcome->plan = NULL;
+}
+
+/* ---- words ---- */
+
+static const char *scaled(double value, const char *const *units, int count, char text[24]) {
+  int i = 0;
+  while (value >= 999.5 && i + 1 < count) {
+    value /= 1000.0;
+    ++i;
+  }
+  snprintf(text, 24,
+           i == 0          ? "%.0f %s"
+           : value < 9.995 ? "%.2f %s"
+           : value < 99.95 ? "%.1f %s"
+                           : "%.0f %s",
+           value, units[i]);
+  return text;
+}
+
+const char *plan_bytes_text(double nbytes, char text[24]) {
+  static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
+  return scaled(nbytes, units, 7, text);
+}
+
+const char *plan_count_text(double count, char text[24]) {
+  static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
+  return scaled(count, units, 7, text);
+}
+
+const char *plan_bound_name(mfsdp_plan_bound bound) {
+  switch (bound) {
+  case MFSDP_BOUND_VOLUME: return "volume";
+  case MFSDP_BOUND_LARGEST: return "largest matrix";
+  case MFSDP_BOUND_PIGEONHOLE: return "pigeonhole";
+  default: return "other";
+  }
+}
+
+static const char *cost_name(const plan_question *q) {
+  return q->newton_schulz_cost ? "newton-schulz" : "elements";
+}
+
+/* ---- the table ---- */
+
+void plan_question_print(const plan_question *q, FILE *f) {
+  int64_t elements[4] = {0, 0, 0, 0};
+  int32_t tensors[4] = {0, 0, 0, 0};
+  char text[24];
+  const mfsdp_cluster *c = &q->cluster;
+  for (int32_t i = 0; i < q->params->count; ++i) {
+    const mfsdp_param *p = &q->params->list[i];
+    int64_t numel = 1;
+    if (p->alias_of) continue;
+    for (int32_t d = 0; d < p->ndim; ++d)
+      numel *= p->shape[d];
+    elements[p->role] += numel;
+    ++tensors[p->role];
+  }
+  fprintf(f, "%s: %s elements\n", q->input,
+          plan_count_text((double)(elements[1] + elements[2] + elements[3]), text));
+  for (int role = MFSDP_ROLE_MATRIX; role <= MFSDP_ROLE_FROZEN; ++role)
+    if (tensors[role])
+      fprintf(f, "  %-12s %6d tensors  %20lld elements\n", mfsdp_role_name((mfsdp_role)role),
+              (int)tensors[role], (long long)elements[role]);
+  fprintf(f,
+          "cluster: %d ranks a node, %.0f GB/s in a node, %.1f GB/s a rank and %.1f GB/s a node "
+          "between nodes, %.0f TFLOP/s, %.0f GB\n",
+          (int)c->ranks_per_node, c->node_nbytes_per_s * 1e-9, c->net_nbytes_per_s * 1e-9,
+          c->net_node_nbytes_per_s * 1e-9, c->flops_per_s * 1e-12, c->memory_nbytes * 1e-9);
+  fprintf(f,
+          "step: %d Newton-Schulz steps, each unit gathered twice and reduced once, %d replica%s, "
+          "chunks "
+          "of %s; times without overlap\n",
+          (int)q->newton_schulz_steps, (int)q->replicas, q->replicas == 1 ? "" : "s",
+          plan_bytes_text((double)q->chunk_nbytes, text));
+}
+
+static void print_prediction(const plan_outcome *o, const plan_prediction *p, FILE *f) {
+  const mfsdp_sim_result *r = &p->result;
+  const int ours = p->strategy == MFSDP_SIM_OWNER || p->strategy == MFSDP_SIM_ZERO1;
+  char name[48], gather[24], reduce[24], optimizer[24], resident[24];
+  snprintf(name, sizeof name, "%s%s%s", mfsdp_sim_strategy_name(p->strategy), ours ? " " : "",
+           ours ? mfsdp_sim_algorithm_name(p->algorithm) : "");
+  fprintf(f, "  %-24s %10.2f %11.2f %10.2f %10.2f  %9s %9s %9s  %9s%s\n", name,
+          r->optimizer_us * 1e-3, r->materialize_us * 1e-3, r->reduce_us * 1e-3, r->step_us * 1e-3,
+          plan_bytes_text((double)r->materialize_nbytes.max, gather),
+          plan_bytes_text((double)r->reduce_nbytes.max, reduce),
+          plan_bytes_text((double)r->optimizer_nbytes.max, optimizer),
+          plan_bytes_text((double)r->resident_nbytes.max, resident),
+          (double)r->resident_nbytes.max > o->question->cluster.memory_nbytes ? " too big" : "");
+}
+
+void plan_outcome_print(const plan_outcome *o, FILE *f) {
+  const mfsdp_plan_summary *s = &o->summary;
+  char most[24], least[24];
+  fprintf(f, "\nworld %d: %d units, %d matrices, %d pieces; planner %s, cost %s, hash %016llx\n",
+          (int)s->world, (int)s->unit_count, (int)s->matrix_count, (int)s->piece_count,
+          mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
+          (unsigned long long)mfsdp_plan_hash(o->plan));
+  fprintf(f, "  gamma, largest owner of a unit over an even share: max %.3f, mean %.3f\n",
+          s->gamma_max, s->gamma_mean);
+  fprintf(f, "  max over mean of ranks: compute %.3f, resident bytes %.3f, wire (direct) %.3f\n",
+          mfsdp_plan_spread_ratio(s->cost, s->world),
+          mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
+          mfsdp_plan_spread_ratio(s->sent, s->world));
+  fprintf(f, "  largest cost %s on rank %d; proven bound %s (%s): ratio %.4f\n",
+          plan_count_text((double)s->cost.max, most), (int)s->cost.max_rank,
+          plan_count_text((double)s->cost_bound, least), plan_bound_name(s->bound), s->cost_ratio);
+  fprintf(f, "  %-24s %10s %11s %10s %10s  %9s %9s %9s  %9s\n", "predicted", "optimizer",
+          "materialize", "reduce", "step", "gather", "reduce", "optimizer", "resident");
+  fprintf(f, "  %-24s %10s %11s %10s %10s  %29s  %9s\n", "", "ms", "ms", "ms", "ms",
+          "sent by the busiest rank", "max");
+  for (int i = 0; i < PLAN_PREDICTIONS; ++i)
+    print_prediction(o, &o->predictions[i], f);
+}
+
+/* ---- JSON ---- */
+
+static void json_text(const char *text, FILE *f) {
+  fputc('"', f);
+  for (; *text; ++text) {
+    if (*text == '"' || *text == '\\') fputc('\\', f);
+    if ((unsigned char)*text < 0x20)
+      fprintf(f, "\\u%04x", (unsigned)(unsigned char)*text);
+    else
+      fputc(*text, f);
+  }
+  fputc('"', f);
+}
+
+static void json_spread(const char *name, mfsdp_plan_spread spread, FILE *f) {
+  fprintf(f, ",\"%s_nbytes_max\":%lld,\"%s_nbytes_sum\":%lld", name, (long long)spread.max, name,
+          (long long)spread.sum);
+}
+
+void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
+  const mfsdp_plan_summary *s = &o->summary;
+  for (int i = 0; i < PLAN_PREDICTIONS; ++i) {
+    const plan_prediction *p = &o->predictions[i];
+    const mfsdp_sim_result *r = &p->result;
+    fputs(first && i == 0 ? "{\"input\":" : ",\n{\"input\":", f);
+    json_text(o->question->input, f);
+    fprintf(f,
+            ",\"world\":%d,\"planner\":\"%s\",\"cost\":\"%s\",\"hash\":\"%016llx\",\"units\":%d,"
+            "\"matrices\":%d,\"gamma_max\":%.6g,\"gamma_mean\":%.6g,\"compute_imbalance\":%.6g,"
+            "\"resident_imbalance\":%.6g,\"wire_imbalance\":%.6g,\"cost_max\":%lld,"
+            "\"cost_bound\":%lld,\"bound\":\"%s\",\"cost_ratio\":%.6g",
+            (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
+            (unsigned long long)mfsdp_plan_hash(o->plan), (int)s->unit_count, (int)s->matrix_count,
+            s->gamma_max, s->gamma_mean, mfsdp_plan_spread_ratio(s->cost, s->world),
+            mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
+            mfsdp_plan_spread_ratio(s->sent, s->world), (long long)s->cost.max,
+            (long long)s->cost_bound, plan_bound_name(s->bound), s->cost_ratio);
+    fprintf(f,
+            ",\"strategy\":\"%s\",\"collective\":\"%s\",\"materialize_us\":%.6g,\"reduce_us\":%.6g,"
+            "\"optimizer_compute_us\":%.6g,\"optimizer_wire_us\":%.6g,\"optimizer_us\":%.6g,"
+            "\"model_us\":%.6g,\"step_us\":%.6g,\"overlapped_us\":%.6g",
+            mfsdp_sim_strategy_name(p->strategy), mfsdp_sim_algorithm_name(p->algorithm),
+            r->materialize_us, r->reduce_us, r->optimizer_compute_us, r->optimizer_wire_us,
+            r->optimizer_us, r->model_us, r->step_us, r->overlapped_us);
+    json_spread("materialize", r->materialize_nbytes, f);
+    json_spread("reduce", r->reduce_nbytes, f);
+    json_spread("optimizer", r->optimizer_nbytes, f);
+    json_spread("resident", r->resident_nbytes, f);
+    fputc('}', f);
+  }
+}

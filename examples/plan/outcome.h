@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/* outcome.h - one plan with its judgement and its predictions: as a table to read, as JSON rows. */
+#ifndef PLAN_OUTCOME_H
+#define PLAN_OUTCOME_H
+
+#include "params.h"
+
+#include "mfsdp/simulate.h"
+
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct plan_question {
+  const char *input; /* for titles */
+  const plan_params *params;
+  mfsdp_planner planner;
+  int newton_schulz_cost; /* 1: plan and bound by Newton-Schulz work, 0: by elements */
+  mfsdp_cluster cluster;
+  mfsdp_sim_algorithm algorithm; /* of ZeRO-1; MatrixFSDP is predicted by all four */
+  int32_t newton_schulz_steps, replicas;
+  size_t chunk_nbytes;
+  double model_flops; /* forward and backward of one rank; 0: not asked */
+} plan_question;
+
+/* MatrixFSDP by each collective, then the other strategies. */
+enum { PLAN_PREDICTIONS = 8 };
+
+typedef struct plan_prediction {
+  mfsdp_sim_strategy strategy;
+  mfsdp_sim_algorithm algorithm;
+  mfsdp_sim_result result;
+} plan_prediction;
+
+typedef struct plan_outcome {
+  const plan_question *question;
+  mfsdp_plan *plan;
+  mfsdp_plan_summary summary;
+  plan_prediction predictions[PLAN_PREDICTIONS];
+} plan_outcome;
+
+/* Plans, judges and predicts. *out is to be freed with the same context; on failure it is empty. */
+int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
+                      plan_outcome *out, plan_error *error);
+void plan_outcome_free(mfsdp_context *context, plan_outcome *outcome);
+
+/* The same for all worlds: what the input is. */
+void plan_question_print(const plan_question *question, FILE *f);
+void plan_outcome_print(const plan_outcome *outcome, FILE *f);
+/* PLAN_PREDICTIONS rows of a JSON list, without the brackets; `first` says that none came before.
+ */
+void plan_outcome_json(const plan_outcome *outcome, int first, FILE *f);
+
+/* "12.3 GB" of bytes, "4.56 T" of a count; `text` is returned. */
+const char *plan_bytes_text(double nbytes, char text[24]);
+const char *plan_count_text(double count, char text[24]);
+const char *plan_bound_name(mfsdp_plan_bound bound);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PLAN_OUTCOME_H */
