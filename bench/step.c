@@ -8,9 +8,13 @@
  * others' slices); every rank updates everything. Both sum in the same order and update with the same
  * kernels, so their parameters agree bit for bit: `wrong` counts elements that do not.
  * Barriers separate the parts, so a part's time is that of the slowest rank.
+ * Then: how much of the transfer time prefetch hides (support/overlap.h), what the runtime itself costs and
+ * how much it keeps resident (support/overhead.h).
  */
-#include "gpt/rank.h"
 #include "support/bench.h"
+#include "support/gpt_job.h"
+#include "support/overhead.h"
+#include "support/overlap.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -20,8 +24,7 @@
 #define MAX_STEPS 256
 
 typedef struct bench_case {
-  const char *name;
-  int64_t dim, layers, context, batch;
+  bench_shape shape;
   int warmup, steps, quick_steps;
 } bench_case;
 
@@ -30,25 +33,14 @@ typedef struct parts {
   double gradients[MAX_STEPS], optimizer[MAX_STEPS];
 } parts;
 
-/* The peer's memory of one rank; layouts are those of a plan for one rank. */
-typedef struct replica {
-  mfsdp_plan *plan;
-  float *params, *grads, *reduced;
-  int64_t param_count, grad_count;
-  int64_t *unit_first, *grad_unit_first;
-  mfsdp_optimizer *optimizer;
-  mfsdp_queue *queue;
-  mfsdp_step_scalars scalars[GPT_GROUP_COUNT];
-} replica;
-
 typedef struct shared {
   gpt_job job;
   const bench_case *bench;
   int steps;
   pthread_barrier_t barrier;
-  replica replicas[RANKS];
+  bench_replica replicas[RANKS];
   parts ours, peer;
-  int64_t wrong;
+  int64_t wrong, resident[RANKS], resident_bound;
   double imbalance; /* largest over mean Newton-Schulz cost of the plan */
   int failed;
 } shared;
@@ -63,13 +55,7 @@ typedef struct worker {
 
 static void meet(worker *w) { (void)pthread_barrier_wait(&w->all->barrier); }
 
-/* Stops the program: a benchmark of a failed run has nothing to say. */
-static void need(worker *w, mfsdp_status status)
-{
-  if (status == MFSDP_OK) return;
-  fprintf(stderr, "bench step: rank %d: %s\n", (int)w->index, mfsdp_context_error(&w->rank.context)->message);
-  exit(1);
-}
+static void need(worker *w, mfsdp_status status) { bench_need(&w->rank, status); }
 
 static void trace_optimizer(void *user, int begin, const char *lane, const char *label)
 {
@@ -85,123 +71,11 @@ static void trace_optimizer(void *user, int begin, const char *lane, const char 
 
 /* ---- the peer ---- */
 
-static float *floats(worker *w, int64_t count)
-{
-  float *values = count < 0 ? NULL : (float *)calloc((size_t)count, sizeof(float));
-  if (values == NULL) need(w, MFSDP_FAIL(&w->rank.context, MFSDP_E_MEMORY, "out of memory"));
-  return values;
-}
-
-static void replica_layout(worker *w, replica *p)
-{
-  const int32_t units = mfsdp_plan_unit_count(p->plan);
-  int32_t u;
-  p->unit_first = (int64_t *)calloc((size_t)units, sizeof(int64_t));
-  p->grad_unit_first = (int64_t *)calloc((size_t)units, sizeof(int64_t));
-  if (p->unit_first == NULL || p->grad_unit_first == NULL)
-    need(w, MFSDP_FAIL(&w->rank.context, MFSDP_E_MEMORY, "out of memory"));
-  for (u = 0; u < units; ++u) {
-    p->unit_first[u] = p->param_count;
-    p->grad_unit_first[u] = p->grad_count;
-    p->param_count += mfsdp_plan_unit_count_elements(p->plan, u, MFSDP_LAYOUT_GATHER);
-    p->grad_count += mfsdp_plan_unit_count_elements(p->plan, u, MFSDP_LAYOUT_REDUCE);
-  }
-  p->params = floats(w, p->param_count);
-  p->grads = floats(w, p->grad_count);
-  p->reduced = floats(w, p->grad_count);
-}
-
-/* The same list of matrices and element runs that an owner would get, but all of it on every rank. */
-static void replica_optimizer(worker *w, replica *p)
-{
-  const mfsdp_backend *backend = mfsdp_host_backend_get(w->rank.host);
-  mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
-  mfsdp_hyper_group groups[GPT_GROUP_COUNT];
-  int32_t count = 0, i;
-  const mfsdp_piece *pieces = mfsdp_plan_pieces(p->plan, -1, &count);
-  mfsdp_optimizer_tensor *tensors =
-    (mfsdp_optimizer_tensor *)calloc((size_t)count, sizeof(*tensors));
-  if (tensors == NULL) need(w, MFSDP_FAIL(&w->rank.context, MFSDP_E_MEMORY, "out of memory"));
-  for (i = 0; i < count; ++i) {
-    const mfsdp_param *param = mfsdp_plan_param(p->plan, pieces[i].param);
-    tensors[i].name = param->name;
-    tensors[i].role = param->role;
-    tensors[i].hyper_group = param->hyper_group;
-    tensors[i].param = pieces[i].param;
-    tensors[i].rows = pieces[i].rows;
-    tensors[i].cols = pieces[i].cols;
-    tensors[i].count = pieces[i].count;
-    tensors[i].master = p->params + p->unit_first[pieces[i].unit] + pieces[i].unit_offset;
-    tensors[i].grad = p->reduced + p->grad_unit_first[pieces[i].unit] + pieces[i].grad_unit_offset;
-    tensors[i].param_dtype = MFSDP_F32;
-  }
-  for (i = 0; i < GPT_GROUP_COUNT; ++i) {
-    groups[i] = gpt_hyper_group(&w->all->job.options, i);
-    p->scalars[i] = mfsdp_step_scalars_default(groups[i].lr, groups[i].weight_decay);
-    p->scalars[i].applied_steps = 0;
-    p->scalars[i].grad_scale = 1.0 / RANKS;
-  }
-  desc.groups = groups;
-  desc.group_count = GPT_GROUP_COUNT;
-  need(w, mfsdp_optimizer_create(&w->rank.context, backend, &desc, tensors, count, &p->optimizer));
-  need(w, backend->ops->queue_create(backend->self, &w->rank.context, "replica", &p->queue));
-  free(tensors);
-}
-
-static void replica_create(worker *w)
-{
-  replica *p = &w->all->replicas[w->index];
-  mfsdp_plan_desc desc = mfsdp_plan_desc_default();
-  int32_t i;
-  desc.params = w->all->job.table.params;
-  desc.param_count = w->all->job.table.count;
-  desc.world = 1;
-  need(w, mfsdp_plan_create(&w->rank.context, &desc, &p->plan));
-  replica_layout(w, p);
-  replica_optimizer(w, p);
-  for (i = 0; i < desc.param_count; ++i)
-    if (mfsdp_plan_param_owner(p->plan, i) == i)
-      gpt_init_value(&w->all->job.config, (uint64_t)w->all->job.options.seed, i, 0,
-                     mfsdp_plan_param_numel(p->plan, i),
-                     p->params + p->unit_first[mfsdp_plan_param(p->plan, i)->unit] +
-                       mfsdp_plan_param_offset(p->plan, i, MFSDP_LAYOUT_GATHER));
-}
-
-static void replica_destroy(worker *w)
-{
-  replica *p = &w->all->replicas[w->index];
-  const mfsdp_backend *backend = mfsdp_host_backend_get(w->rank.host);
-  backend->ops->queue_destroy(backend->self, &w->rank.context, p->queue);
-  mfsdp_optimizer_destroy(&w->rank.context, p->optimizer);
-  mfsdp_plan_destroy(&w->rank.context, p->plan);
-  free(p->unit_first);
-  free(p->grad_unit_first);
-  free(p->params);
-  free(p->grads);
-  free(p->reduced);
-}
-
-static void replica_point(worker *w, int32_t unit)
-{
-  replica *p = &w->all->replicas[w->index];
-  const int32_t first = gpt_unit_first_param(&w->all->job.config, unit);
-  const int32_t count = gpt_unit_param_count(&w->all->job.config, unit);
-  int32_t i;
-  for (i = 0; i < count; ++i) {
-    const int32_t owner = mfsdp_plan_param_owner(p->plan, first + i);
-    const int32_t owner_unit = mfsdp_plan_param(p->plan, owner)->unit;
-    w->rank.params[i] = p->params + p->unit_first[owner_unit] +
-                        mfsdp_plan_param_offset(p->plan, owner, MFSDP_LAYOUT_GATHER);
-    w->rank.grads[i] = p->grads + p->grad_unit_first[owner_unit] +
-                       mfsdp_plan_param_offset(p->plan, owner, MFSDP_LAYOUT_REDUCE);
-  }
-}
-
 /* Sums this rank's slice from all ranks in rank order, then copies the other slices. */
 static void all_reduce(worker *w)
 {
   const mfsdp_backend *backend = mfsdp_host_backend_get(w->rank.host);
-  replica *own = &w->all->replicas[w->index];
+  bench_replica *own = &w->all->replicas[w->index];
   const int64_t count = own->grad_count, slice = (count / RANKS + 127) / 128 * 128;
   const void *terms[RANKS];
   int32_t r;
@@ -222,27 +96,16 @@ static void all_reduce(worker *w)
 static void peer_step(worker *w, int64_t step, parts *out, int slot)
 {
   shared *all = w->all;
-  replica *p = &all->replicas[w->index];
-  gpt_model *model = &w->rank.model;
+  bench_replica *p = &all->replicas[w->index];
   double start, middle;
-  int32_t u;
   meet(w);
   start = bench_now();
-  gpt_data_batch(&all->job.data, (uint64_t)all->job.options.seed, step * RANKS + w->index, model->inputs,
-                 model->targets);
-  for (u = 0; u < model->unit_count; ++u) {
-    replica_point(w, u);
-    gpt_forward_unit(model, u, w->rank.params);
-  }
-  memset(p->grads, 0, (size_t)p->grad_count * sizeof(float));
-  for (u = model->unit_count; u-- > 0;) {
-    replica_point(w, u);
-    gpt_backward_unit(model, u, w->rank.params, w->rank.grads);
-  }
+  gpt_data_batch(&all->job.data, (uint64_t)all->job.options.seed, step * RANKS + w->index,
+                 w->rank.model.inputs, w->rank.model.targets);
+  bench_replica_gradients(&w->rank, p);
   all_reduce(w);
   middle = bench_now();
-  for (u = 0; u < GPT_GROUP_COUNT; ++u) ++p->scalars[u].applied_steps;
-  need(w, mfsdp_optimizer_step(&w->rank.context, p->optimizer, p->queue, p->scalars, NULL));
+  bench_replica_update(&w->rank, p);
   meet(w);
   if (w->index != 0 || slot < 0) return;
   out->gradients[slot] = middle - start;
@@ -276,27 +139,6 @@ static void our_step(worker *w, int64_t step, parts *out, int slot)
 
 /* ---- a case ---- */
 
-static void compare(worker *w)
-{
-  replica *p = &w->all->replicas[w->index];
-  const int32_t count = mfsdp_plan_param_count(p->plan);
-  int32_t i;
-  for (i = 0; i < count; ++i) {
-    const int64_t numel = mfsdp_plan_param_numel(p->plan, i);
-    const float *theirs;
-    float *ours;
-    int64_t k;
-    if (mfsdp_plan_param_owner(p->plan, i) != i) continue;
-    ours = floats(w, numel);
-    need(w, mfsdp_param_export(w->rank.runtime, i, 0, w->index == 0 ? ours : NULL));
-    theirs = p->params + p->unit_first[mfsdp_plan_param(p->plan, i)->unit] +
-             mfsdp_plan_param_offset(p->plan, i, MFSDP_LAYOUT_GATHER);
-    for (k = 0; k < numel && w->index == 0; ++k)
-      w->all->wrong += memcmp(&ours[k], &theirs[k], sizeof(float)) != 0;
-    free(ours);
-  }
-}
-
 static int64_t newton_schulz_cost(const mfsdp_piece *piece)
 {
   return piece->matrix < 0 ? 0 : mfsdp_cost_newton_schulz(NULL, piece->param, piece->rows, piece->cols);
@@ -319,33 +161,23 @@ static void run_worker(void *argument)
 {
   worker *w = (worker *)argument;
   shared *all = w->all;
+  int64_t wrong;
   int i;
   need(w, gpt_rank_create(&w->rank, &all->job, w->index));
-  replica_create(w);
+  all->resident[w->index] = bench_resident_nbytes(&w->rank);
+  bench_replica_create(&w->rank, &all->replicas[w->index], 0);
   if (w->index == 0) find_imbalance(w);
+  if (w->index == 0) all->resident_bound = bench_resident_bound(&w->rank);
   w->rank.context.desc.trace = trace_optimizer;
   w->rank.context.desc.user = w;
   for (i = -all->bench->warmup; i < all->steps; ++i) {
     our_step(w, i + all->bench->warmup, &all->ours, i);
     peer_step(w, i + all->bench->warmup, &all->peer, i);
   }
-  compare(w);
-  replica_destroy(w);
+  wrong = bench_replica_wrong(&w->rank, &all->replicas[w->index]);
+  if (w->index == 0) all->wrong = wrong;
+  bench_replica_destroy(&w->rank, &all->replicas[w->index]);
   need(w, gpt_rank_destroy(&w->rank));
-}
-
-/* Text-like bytes: what they say does not matter for the time. */
-static int make_data(gpt_data *data, int64_t context, int64_t batch)
-{
-  int64_t i;
-  data->count = 1 << 20;
-  data->train_count = data->count / 10 * 9;
-  data->context = context;
-  data->batch = batch;
-  data->bytes = (uint8_t *)malloc((size_t)data->count);
-  for (i = 0; data->bytes != NULL && i < data->count; ++i)
-    data->bytes[i] = (uint8_t)(97 + mfsdp_random_below(1, 2, (uint64_t)i, 26));
-  return data->bytes != NULL;
 }
 
 static void report_part(bench_report *report, const shared *all, const char *metric, double *ours,
@@ -353,7 +185,7 @@ static void report_part(bench_report *report, const shared *all, const char *met
 {
   const bench_stats o = bench_summarize(ours, all->steps), p = bench_summarize(peer, all->steps);
   bench_row row = bench_row_default();
-  row.name = all->bench->name;
+  row.name = all->bench->shape.name;
   row.unit = "ms";
   row.metric = metric;
   row.value = o.median * 1e3;
@@ -369,6 +201,25 @@ static void report_part(bench_report *report, const shared *all, const char *met
          o.median / p.median);
 }
 
+static void report_resident(bench_report *report, const shared *all)
+{
+  bench_row row = bench_row_default();
+  int64_t most = 0;
+  int r;
+  for (r = 0; r < RANKS; ++r)
+    if (all->resident[r] > most) most = all->resident[r];
+  row.name = all->bench->shape.name;
+  row.metric = "resident, fullest rank";
+  row.unit = "MB";
+  row.value = (double)most * 1e-6;
+  row.limit = "proven bound";
+  row.ratio_to_limit = (double)all->resident_bound / (double)most;
+  row.wrong = 0;
+  bench_add(report, &row);
+  printf("    resident bytes of the fullest rank: %.4f of the bound\n",
+         (double)most / (double)all->resident_bound);
+}
+
 static void run_case(bench_report *report, const bench_case *bench, int quick)
 {
   static shared all; /* parts are large */
@@ -376,32 +227,15 @@ static void run_case(bench_report *report, const bench_case *bench, int quick)
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
   mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_context context;
-  gpt_error error;
   double total_ours[MAX_STEPS], total_peer[MAX_STEPS];
   int i;
   memset(&all, 0, sizeof(all));
   memset(workers, 0, sizeof(workers));
   all.bench = bench;
   all.steps = quick ? bench->quick_steps : bench->steps;
-  all.job.options.ranks = RANKS;
-  all.job.options.micro_batches = 1;
-  all.job.options.planner = GPT_PLANNER_SCOPE_GREEDY;
-  all.job.options.lr = 0.02;
-  all.job.options.adamw_lr = 0.003;
-  all.job.options.threads_per_rank = 1;
-  all.job.options.seed = 1;
-  all.job.config.layers = bench->layers;
-  all.job.config.dim = bench->dim;
-  all.job.config.heads = bench->dim / 32;
-  all.job.config.context = bench->context;
-  all.job.config.batch = bench->batch;
-  all.job.config.vocab = GPT_VOCAB;
-  all.job.math = bench_math();
+  bench_job_create(&all.job, &bench->shape, RANKS);
   desc.world = RANKS;
   if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK ||
-      gpt_config_check(&all.job.config, &error) != GPT_OK ||
-      gpt_param_table_create(&all.job.config, &all.job.table, &error) != GPT_OK ||
-      !make_data(&all.job.data, bench->context, bench->batch) ||
       mfsdp_threads_world_create(&context, &desc, &all.job.world) != MFSDP_OK ||
       pthread_barrier_init(&all.barrier, NULL, RANKS) != 0) {
     fprintf(stderr, "bench step: set-up failed\n");
@@ -428,18 +262,18 @@ static void run_case(bench_report *report, const bench_case *bench, int quick)
   report_part(report, &all, "whole step", total_ours, total_peer, NULL, 0);
   printf("    plan: largest Newton-Schulz cost %.3f of the mean; bound of the optimizer ratio %.3f\n",
          all.imbalance, all.imbalance / RANKS);
+  report_resident(report, &all);
   (void)pthread_barrier_destroy(&all.barrier);
   (void)mfsdp_threads_world_destroy(&context, all.job.world);
-  gpt_param_table_destroy(&all.job.table);
-  free(all.job.data.bytes);
+  bench_job_destroy(&all.job);
 }
 
 int main(int argc, char **argv)
 {
   static const bench_case cases[] = {
-    {"gpt d=128 L=4 T=128 B=4", 128, 4, 128, 4, 3, 40, 12},
-    {"gpt d=256 L=4 T=128 B=4", 256, 4, 128, 4, 2, 20, 6},
-    {"gpt d=512 L=4 T=128 B=4", 512, 4, 128, 4, 1, 8, 2},
+    {{"gpt d=128 L=4 T=128 B=4", 128, 4, 128, 4}, 3, 40, 12},
+    {{"gpt d=256 L=4 T=128 B=4", 256, 4, 128, 4}, 2, 20, 6},
+    {{"gpt d=512 L=4 T=128 B=4", 512, 4, 128, 4}, 1, 8, 2},
   };
   bench_options options;
   bench_report report;
@@ -450,5 +284,7 @@ int main(int argc, char **argv)
   status = bench_open(&report, "step", &options);
   if (status != 0) return status;
   for (i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) run_case(&report, &cases[i], options.quick);
+  bench_overlap(&report, options.quick);
+  bench_overhead(&report, options.quick);
   return bench_close(&report);
 }
