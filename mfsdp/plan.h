@@ -23,7 +23,9 @@
  *                     _segment_count, _block_count, _blocks, _hash, ...
  *   plan/serialize.h  mfsdp_plan_serialize, mfsdp_plan_param_hash
  *   plan/audit.h      mfsdp_plan_report, mfsdp_plan_loads, mfsdp_plan_audit
- *   plan/place.h      the planners; plan/layout.h the offsets; plan/check.h, plan/heap.h private
+ *   plan/place.h      the planners and the tails; plan/balance.h, search.h, exact.h BALANCED;
+ *   plan/caps.h       what caps allow; plan/bound.h lower bounds; plan/layout.h offsets;
+ *                     plan/check.h, plan/heap.h private
  * Does not: communicate, hold tensor data, guess a role from a shape or a name, or read plans back.
  * Link flags: none.
  */

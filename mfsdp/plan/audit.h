@@ -15,6 +15,7 @@
 #ifndef MFSDP_PLAN_AUDIT_H
 #define MFSDP_PLAN_AUDIT_H
 
+#include "bound.h"
 #include "create.h"
 
 /* ---- report ---- */
@@ -25,7 +26,8 @@ typedef struct mfsdp__report {
   const mfsdp_plan *plan;
   mfsdp_plan_summary *out;
   int64_t *cost, *resident, *nbytes, *sent; /* world */
-  mfsdp__keyed *sorted;                     /* max(world, matrices) */
+  mfsdp__keyed *bases;                      /* world */
+  mfsdp__keyed *sorted;                     /* matrices */
   int64_t *prefix;                          /* matrices + 1 */
   int32_t matrix_count;
 } mfsdp__report;
@@ -123,65 +125,67 @@ MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
   return MFSDP_OK;
 }
 
-MFSDP_API void mfsdp__bound_raise(mfsdp_plan_summary *out, int64_t bound, mfsdp_plan_bound kind) {
-  if (out->bound != 0 && bound <= out->cost_bound) return;
-  out->cost_bound = bound;
-  out->bound = kind;
-}
-
-/*
- * Three arguments, each valid for every assignment of the matrices to ranks that start from
- * base_load: VOLUME: all costs poured like water over the base loads reach level T; some rank ends
- * at or above T (and no rank ends below its own base load). LARGEST: the costliest matrix lies
- * somewhere, on a base load at least the smallest. PIGEONHOLE: of the k*world + 1 costliest
- * matrices some rank has k + 1 of them, which cost at least the k + 1 cheapest of these.
- */
-MFSDP_API void mfsdp__report_bound(mfsdp__report *report) {
+/* Sorts the matrices of the plan by falling cost or bytes and proves a bound on the largest sum of
+ * it on a rank: the arguments of plan/bound.h. */
+MFSDP_API mfsdp__bound mfsdp__report_prove(mfsdp__report *report, int by_nbytes) {
   const mfsdp_plan *plan = report->plan;
-  const int64_t world = plan->world;
-  int64_t volume = 0, least, k, bound;
+  mfsdp__bound bound;
   int32_t i, n = 0;
-  for (i = 0; i < plan->piece_count; ++i)
-    volume += plan->costs[i];
   for (i = 0; i < plan->world; ++i) {
-    report->sorted[i].key = plan->base_load ? plan->base_load[i] : 0;
-    report->sorted[i].id = i;
+    report->bases[i].key = plan->base_load && !by_nbytes ? plan->base_load[i] : 0;
+    report->bases[i].id = i;
   }
-  mfsdp__keyed_sort(report->sorted, world);
-  least = report->sorted[0].key;
-  bound = mfsdp__water_level(report->sorted, plan->world, volume);
-  if (report->sorted[world - 1].key > bound) bound = report->sorted[world - 1].key;
-  mfsdp__bound_raise(report->out, bound, MFSDP_BOUND_VOLUME);
+  mfsdp__keyed_sort(report->bases, plan->world);
   for (i = 0; i < plan->piece_count; ++i) {
-    if (plan->pieces[i].matrix < 0) continue;
-    report->sorted[n].key = -plan->costs[i];
+    const mfsdp_piece *piece = &plan->pieces[i];
+    if (piece->matrix < 0) continue;
+    report->sorted[n].key =
+        -(by_nbytes ? mfsdp__padded_nbytes(&plan->params[piece->param], piece->count)
+                    : plan->costs[i]);
     report->sorted[n++].id = i;
   }
   mfsdp__keyed_sort(report->sorted, n);
   for (i = 0; i < n; ++i)
     report->prefix[i + 1] = report->prefix[i] - report->sorted[i].key;
-  if (n > 0) mfsdp__bound_raise(report->out, least + report->prefix[1], MFSDP_BOUND_LARGEST);
-  for (k = 1; k * world + 1 <= n; ++k)
-    mfsdp__bound_raise(report->out,
-                       least + report->prefix[k * world + 1] - report->prefix[k * world - k],
-                       MFSDP_BOUND_PIGEONHOLE);
+  memset(&bound, 0, sizeof(bound));
+  bound.sorted = report->sorted;
+  bound.prefix = report->prefix;
+  bound.count = n;
+  bound.world = plan->world;
+  mfsdp__bound_run(&bound, report->bases);
+  return bound;
+}
+
+/* Cost: matrices alone. Bytes: matrices whole, and the tails fill what is left. */
+MFSDP_API void mfsdp__report_bounds(mfsdp__report *report) {
+  mfsdp_plan_summary *out = report->out;
+  const int64_t world = report->plan->world, sum = out->resident_nbytes.sum;
+  mfsdp__bound bound = mfsdp__report_prove(report, 0);
+  out->cost_bound = bound.value;
+  out->bound = bound.kind;
+  bound = mfsdp__report_prove(report, 1);
+  out->resident_nbytes_bound = sum / world + (sum % world > 0);
+  out->resident_bound = MFSDP_BOUND_VOLUME;
+  if (bound.value <= out->resident_nbytes_bound) return;
+  out->resident_nbytes_bound = bound.value;
+  out->resident_bound = bound.kind;
 }
 
 MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report) {
   mfsdp_context *context = report->context;
   const int32_t world = report->plan->world;
-  const int32_t sorted_count = report->matrix_count > world ? report->matrix_count : world;
   mfsdp_plan_summary *out = report->out;
   MFSDP__PLAN_ALLOC(context, report->cost, world, "plan report: costs");
   MFSDP__PLAN_ALLOC(context, report->resident, world, "plan report: elements");
   MFSDP__PLAN_ALLOC(context, report->nbytes, world, "plan report: bytes");
   MFSDP__PLAN_ALLOC(context, report->sent, world, "plan report: traffic");
-  MFSDP__PLAN_ALLOC(context, report->sorted, sorted_count, "plan report: order");
+  MFSDP__PLAN_ALLOC(context, report->bases, world, "plan report: base loads");
+  MFSDP__PLAN_ALLOC(context, report->sorted, report->matrix_count, "plan report: order");
   MFSDP__PLAN_ALLOC(context, report->prefix, (int64_t)report->matrix_count + 1,
                     "plan report: sums");
   mfsdp__report_ranks(report);
   MFSDP_TRY(mfsdp__report_sent(report));
-  mfsdp__report_bound(report);
+  mfsdp__report_bounds(report);
   out->cost_ratio = out->cost_bound > 0 ? (double)out->cost.max / (double)out->cost_bound : 1.0;
   return MFSDP_OK;
 }
@@ -198,7 +202,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
                                                        int32_t unit_capacity) {
   mfsdp__report report;
   mfsdp_status status;
-  int32_t i, sorted_count;
+  int32_t i;
   if (plan == NULL || summary == NULL || unit_capacity < 0 || (units == NULL && unit_capacity > 0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "plan report: plan, summary and room for unit_capacity %d are needed",
@@ -215,7 +219,6 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   *summary = mfsdp_plan_summary_default();
   for (i = 0; i < plan->piece_count; ++i)
     report.matrix_count += plan->pieces[i].matrix >= 0;
-  sorted_count = report.matrix_count > plan->world ? report.matrix_count : plan->world;
   summary->world = plan->world;
   summary->matrix_count = report.matrix_count;
   summary->piece_count = plan->piece_count;
@@ -225,7 +228,8 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   MFSDP__PLAN_FREE(context, report.resident, plan->world);
   MFSDP__PLAN_FREE(context, report.nbytes, plan->world);
   MFSDP__PLAN_FREE(context, report.sent, plan->world);
-  MFSDP__PLAN_FREE(context, report.sorted, sorted_count);
+  MFSDP__PLAN_FREE(context, report.bases, plan->world);
+  MFSDP__PLAN_FREE(context, report.sorted, report.matrix_count);
   MFSDP__PLAN_FREE(context, report.prefix, (int64_t)report.matrix_count + 1);
   return status;
 }

@@ -14,6 +14,17 @@
 #include "heap.h"
 #include "table.h"
 
+/* Allocates `count` entries for a typed pointer; the sizes are repeated where they are freed. */
+#define MFSDP__PLAN_ALLOC(context, pointer, count, what)                                \
+  do {                                                                                  \
+    void *mfsdp__memory;                                                                \
+    MFSDP_TRY(mfsdp_table_alloc((context), (size_t)(count), sizeof(*(pointer)), (what), \
+                                &mfsdp__memory));                                       \
+    memcpy(&(pointer), &mfsdp__memory, sizeof(mfsdp__memory));                          \
+  } while (0)
+#define MFSDP__PLAN_FREE(context, pointer, count) \
+  mfsdp_table_free((context), (pointer), (size_t)(count), sizeof(*(pointer)))
+
 /* A run of canonical blocks in the making. */
 typedef struct mfsdp__run {
   int64_t first, count;
@@ -41,7 +52,35 @@ typedef struct mfsdp__build {
   mfsdp__run *runs;            /* run_capacity */
   int64_t *run_first;          /* unit_count + 1: room of each unit in runs */
   int32_t *run_count;          /* unit_count */
+  int64_t *limit; /* unit_count, or NULL without caps on units: elements a rank may own of it */
+  int64_t *owned; /* world; with limit: elements that the matrices of the unit at hand give it */
 } mfsdp__build;
+
+/* Each cap by itself, whether the planner keeps it, and the node map. */
+MFSDP_API mfsdp_status mfsdp__check_caps(mfsdp_context *context, const mfsdp_plan_desc *desc) {
+  static const char *const names[3] = {"max_resident_nbytes", "max_gamma_permille", "max_owners"};
+  static const int64_t lowest[3] = {0, 1000, 1};
+  const int64_t caps[3] = {desc->caps.max_resident_nbytes, desc->caps.max_gamma_permille,
+                           desc->caps.max_owners};
+  int32_t i;
+  for (i = 0; i < 3; ++i) {
+    if (caps[i] < lowest[i])
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                        "plan: caps.%s is %lld, needs at least %lld (MFSDP_PLAN_NO_CAP: none)",
+                        names[i], (long long)caps[i], (long long)lowest[i]);
+    if (caps[i] == MFSDP_PLAN_NO_CAP || desc->planner == MFSDP_PLANNER_BALANCED) continue;
+    if (i == 1 && desc->planner == MFSDP_PLANNER_COST_AWARE) continue;
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "plan: caps.%s is %lld, but planner %s does not keep it, needs balanced",
+                      names[i], (long long)caps[i], mfsdp_planner_name(desc->planner));
+  }
+  for (i = 0; desc->node_of_rank != NULL && i < desc->world; ++i)
+    if (desc->node_of_rank[i] < 0 || desc->node_of_rank[i] >= desc->world)
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                        "plan: node_of_rank[%d] is %d, needs 0 to world - 1 = %d", (int)i,
+                        (int)desc->node_of_rank[i], (int)desc->world - 1);
+  return MFSDP_OK;
+}
 
 MFSDP_API mfsdp_status mfsdp__check_desc(mfsdp_context *context, const mfsdp_plan_desc *desc) {
   if (desc->struct_nbytes != sizeof(*desc))
@@ -60,11 +99,6 @@ MFSDP_API mfsdp_status mfsdp__check_desc(mfsdp_context *context, const mfsdp_pla
   if (strcmp(mfsdp_planner_name(desc->planner), "invalid") == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan: planner is %d, needs an mfsdp_planner",
                       (int)desc->planner);
-  if (desc->planner == MFSDP_PLANNER_COST_AWARE || desc->planner == MFSDP_PLANNER_BALANCED)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                      "plan: planner %s is not built yet, needs round-robin, role-greedy or "
-                      "scope-greedy",
-                      mfsdp_planner_name(desc->planner));
   if (desc->residency == MFSDP_RESIDENCY_RESIDENT)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                       "plan: residency resident is not built yet, needs sharded (value %d)",
@@ -72,7 +106,7 @@ MFSDP_API mfsdp_status mfsdp__check_desc(mfsdp_context *context, const mfsdp_pla
   if (desc->residency != MFSDP_RESIDENCY_SHARDED)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan: residency is %d, needs an mfsdp_residency",
                       (int)desc->residency);
-  return MFSDP_OK;
+  return mfsdp__check_caps(context, desc);
 }
 
 /* Loads and costs are summed in 64 bits: *sum receives the largest load any rank may start from. */

@@ -16,18 +16,6 @@
 #include "place.h"
 #include "serialize.h"
 
-/* Allocates `count` entries for a typed pointer; the sizes are those of mfsdp__build_free and
- * mfsdp_plan_destroy. */
-#define MFSDP__PLAN_ALLOC(context, pointer, count, what)                                \
-  do {                                                                                  \
-    void *mfsdp__memory;                                                                \
-    MFSDP_TRY(mfsdp_table_alloc((context), (size_t)(count), sizeof(*(pointer)), (what), \
-                                &mfsdp__memory));                                       \
-    memcpy(&(pointer), &mfsdp__memory, sizeof(mfsdp__memory));                          \
-  } while (0)
-#define MFSDP__PLAN_FREE(context, pointer, count) \
-  mfsdp_table_free((context), (pointer), (size_t)(count), sizeof(*(pointer)))
-
 /* Gives a plan back; the context is the one it was made with. NULL is allowed. */
 MFSDP_API void mfsdp_plan_destroy(mfsdp_context *context, mfsdp_plan *plan) {
   if (plan == NULL) return;
@@ -39,6 +27,7 @@ MFSDP_API void mfsdp_plan_destroy(mfsdp_context *context, mfsdp_plan *plan) {
   MFSDP__PLAN_FREE(context, plan->costs, plan->piece_count);
   MFSDP__PLAN_FREE(context, plan->segments, plan->segment_count);
   MFSDP__PLAN_FREE(context, plan->base_load, plan->base_load_count);
+  MFSDP__PLAN_FREE(context, plan->node_of_rank, plan->node_count);
   MFSDP__PLAN_FREE(context, plan->part_rows, plan->part_row_count);
   MFSDP__PLAN_FREE(context, plan->names, plan->name_nbytes);
   MFSDP__PLAN_FREE(context, plan->name_slots, plan->name_slot_count);
@@ -62,6 +51,8 @@ MFSDP_API void mfsdp__build_free(mfsdp__build *build) {
   MFSDP__PLAN_FREE(context, build->runs, build->run_capacity);
   MFSDP__PLAN_FREE(context, build->run_first, build->unit_count + 1);
   MFSDP__PLAN_FREE(context, build->run_count, build->unit_count);
+  MFSDP__PLAN_FREE(context, build->limit, build->unit_count);
+  MFSDP__PLAN_FREE(context, build->owned, world);
 }
 
 /* All rules. Scratch only: no result exists yet. */
@@ -97,12 +88,15 @@ MFSDP_API mfsdp_status mfsdp__build_alloc_plan(mfsdp__build *build) {
   plan->unit_count = build->unit_count;
   plan->name_nbytes = build->name_nbytes;
   plan->part_row_count = build->part_row_count;
+  plan->caps = desc->caps;
   plan->base_load_count = desc->base_load ? (size_t)desc->world : 0;
+  plan->node_count = desc->node_of_rank ? (size_t)desc->world : 0;
   MFSDP__PLAN_ALLOC(context, plan->params, plan->param_count, "plan: parameters");
   MFSDP__PLAN_ALLOC(context, plan->infos, plan->param_count, "plan: parameters");
   MFSDP__PLAN_ALLOC(context, plan->units, plan->unit_count, "plan: units");
   MFSDP__PLAN_ALLOC(context, plan->unit_params, plan->param_count, "plan: units");
   MFSDP__PLAN_ALLOC(context, plan->base_load, plan->base_load_count, "plan: base loads");
+  MFSDP__PLAN_ALLOC(context, plan->node_of_rank, plan->node_count, "plan: nodes");
   MFSDP__PLAN_ALLOC(context, plan->part_rows, plan->part_row_count, "plan: row parts");
   MFSDP__PLAN_ALLOC(context, plan->names, plan->name_nbytes, "plan: names");
   plan->name_slots = build->slots;
@@ -144,6 +138,9 @@ MFSDP_API void mfsdp__build_copy(mfsdp__build *build) {
   if (plan->base_load_count > 0)
     memcpy(plan->base_load, build->desc->base_load,
            plan->base_load_count * sizeof(*plan->base_load));
+  if (plan->node_count > 0)
+    memcpy(plan->node_of_rank, build->desc->node_of_rank,
+           plan->node_count * sizeof(*plan->node_of_rank));
 }
 
 /* What follows from the copies alone: owners of aliases, sizes, the parameters of each unit. */
@@ -177,11 +174,33 @@ MFSDP_API void mfsdp__build_index(mfsdp__build *build) {
   }
 }
 
+/* Room for the runs of each unit: a run per tensor and one more per further rank. */
+MFSDP_API void mfsdp__build_runs(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int64_t room = 0, elements, nbytes;
+  int32_t u;
+  for (u = 0; u < build->unit_count; ++u) {
+    build->run_first[u] = room;
+    mfsdp__tail_size(plan, u, &elements, &nbytes);
+    if (elements > 0)
+      room += plan->units[u].param_count + (int64_t)mfsdp__tail_width(elements, plan->world);
+  }
+  build->run_first[build->unit_count] = room;
+  build->run_capacity = room;
+}
+
 MFSDP_API mfsdp_status mfsdp__build_place(mfsdp__build *build) {
   mfsdp_context *context = build->context;
   const mfsdp_plan *plan = build->plan;
+  const int balanced = plan->planner == MFSDP_PLANNER_BALANCED;
   const int32_t units = build->unit_count;
   build->item_count = (size_t)(build->matrix_count > units ? build->matrix_count : units);
+  if (balanced && mfsdp__caps_on_units(&plan->caps)) {
+    MFSDP__PLAN_ALLOC(context, build->limit, units, "plan: limits of units");
+    mfsdp__caps_limits(build);
+  }
+  if (balanced) MFSDP_TRY(mfsdp__caps_check_possible(build));
+  MFSDP__PLAN_ALLOC(context, build->owned, plan->world, "plan: ranks");
   MFSDP__PLAN_ALLOC(context, build->cost, build->matrix_count, "plan: costs");
   MFSDP__PLAN_ALLOC(context, build->owner, build->matrix_count, "plan: owners");
   MFSDP__PLAN_ALLOC(context, build->unit_first, units + 1, "plan: matrices of units");
@@ -192,21 +211,10 @@ MFSDP_API mfsdp_status mfsdp__build_place(mfsdp__build *build) {
   MFSDP__PLAN_ALLOC(context, build->mark, plan->world, "plan: ranks");
   MFSDP__PLAN_ALLOC(context, build->run_first, units + 1, "plan: runs of units");
   MFSDP__PLAN_ALLOC(context, build->run_count, units, "plan: runs of units");
-  {
-    int64_t room = 0, elements, nbytes;
-    int32_t u;
-    for (u = 0; u < units; ++u) {
-      build->run_first[u] = room;
-      mfsdp__tail_size(plan, u, &elements, &nbytes);
-      if (elements > 0)
-        room += plan->units[u].param_count + (int64_t)mfsdp__tail_width(elements, plan->world);
-    }
-    build->run_first[units] = room;
-    build->run_capacity = room;
-  }
+  mfsdp__build_runs(build);
   MFSDP__PLAN_ALLOC(context, build->runs, build->run_capacity, "plan: element runs");
   MFSDP_TRY(mfsdp__place_costs(build));
-  mfsdp__place_matrices(build);
+  MFSDP_TRY(mfsdp__place_matrices(build));
   mfsdp__place_tails(build);
   return MFSDP_OK;
 }
@@ -226,6 +234,7 @@ MFSDP_API mfsdp_status mfsdp__build_layout(mfsdp__build *build) {
   MFSDP__PLAN_ALLOC(context, plan->pieces, plan->piece_count, "plan: pieces");
   MFSDP__PLAN_ALLOC(context, plan->costs, plan->piece_count, "plan: costs of pieces");
   mfsdp__layout_pieces(build);
+  if (plan->planner == MFSDP_PLANNER_BALANCED) MFSDP_TRY(mfsdp__caps_check_plan(build));
   plan->segment_count = (int32_t)mfsdp__layout_count_segments(build);
   MFSDP__PLAN_ALLOC(context, plan->segments, plan->segment_count, "plan: segments");
   mfsdp__layout_segments(build);
@@ -251,12 +260,14 @@ MFSDP_API mfsdp_status mfsdp__build_run(mfsdp__build *build) {
 
 /*
  * Makes a plan; *out is to be given to mfsdp_plan_destroy with the same context. All rules are
- * checked before any result is allocated (the answers of desc->cost when it is asked):
+ * checked before any result is allocated (the answers of desc->cost when it is asked, caps before
+ * the search and after it):
  * E_ARGUMENT or E_UNSUPPORTED names the parameter, the value it has and what is needed; E_OVERFLOW
  * names the limit; E_MEMORY. On failure *out is NULL and nothing is held. Everything that desc
  * points to is copied. Complete on return; the same bytes on every rank.
  * Time O(n log n + world log world) for n parameters, matrices and runs, and no table of
  * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks.
+ * BALANCED adds up to four searches of MFSDP__BALANCE_WORK steps, half a second each.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_create(mfsdp_context *context,
                                                        const mfsdp_plan_desc *desc,

@@ -58,11 +58,16 @@ typedef enum mfsdp_residency {
  *   ROLE_GREEDY   unit by unit: the unit's matrices by (larger cost, then order), each to the rank
  *                 with the smallest (load, rank); loads carry over to the next unit.
  *   SCOPE_GREEDY  the same over the matrices of all units pooled.
- *   COST_AWARE, BALANCED   E_UNSUPPORTED so far.
+ *   COST_AWARE    SCOPE_GREEDY if its largest load is lower than ROLE_GREEDY's and the gathered
+ *                 workspace stays under the cap: in every unit, no rank owns more elements of its
+ *                 matrices than max_gamma_permille allows. Otherwise ROLE_GREEDY.
+ *   BALANCED      the smallest largest load that a search finds, under the caps of the description;
+ *                 then, at that load, the fewest bytes on the fullest rank: see plan/balance.h. By
+ *                 default cost is Newton-Schulz work (mfsdp_cost_newton_schulz) here.
  * In all of them the ELEMENTWISE and FROZEN tensors of a unit form one tail, which is spread after
  * the matrices: see plan/place.h.
  * Source: the rules of the paper arXiv 2607.05895, as restated in this project's design; there the
- * tail has one owner, here it is cut at canonical blocks.
+ * tail has one owner, here it is cut at canonical blocks. BALANCED is ours.
  */
 typedef enum mfsdp_planner {
   MFSDP_PLANNER_ROUND_ROBIN = 1,
@@ -119,6 +124,22 @@ MFSDP_API mfsdp_param mfsdp_param_default(void) {
   return param;
 }
 
+/*
+ * What BALANCED keeps; MFSDP_PLAN_NO_CAP: no such cap. COST_AWARE uses max_gamma_permille as said
+ * above; the other planners keep none and refuse any. Caps that no plan can keep, or for which none
+ * is found, are E_ARGUMENT, and the message says by how much.
+ */
+typedef struct mfsdp_plan_caps {
+  /* Bytes that one rank owns, as mfsdp_param_resident_nbytes counts them, padding included; >= 0 */
+  int64_t max_resident_nbytes;
+  /* Largest gamma of any unit in thousandths: no rank owns more elements of a unit than
+   * payload * max_gamma_permille / (1000 * world). >= 1000 */
+  int64_t max_gamma_permille;
+  /* Ranks that own something of a unit: fewer, larger messages; >= 1 */
+  int64_t max_owners;
+} mfsdp_plan_caps;
+#define MFSDP_PLAN_NO_CAP INT64_MAX
+
 typedef struct mfsdp_plan_desc {
   size_t struct_nbytes;
   const mfsdp_param *params; /* param_count entries; NULL if 0 */
@@ -127,20 +148,37 @@ typedef struct mfsdp_plan_desc {
   mfsdp_planner planner;
   mfsdp_residency residency;
   const int64_t *base_load; /* world costs >= 0 that the ranks carry from other plans; NULL: none */
+  /* Node of each rank, world numbers from 0 to world - 1; NULL: one node. BALANCED prefers owners
+   * of a unit on many nodes; the other planners do not look. */
+  const int32_t *node_of_rank;
+  mfsdp_plan_caps caps;
   /* Cost of updating a matrix, >= 0, called once per non-empty matrix in order on every rank, which
-   * must all get the same answer. NULL: rows * cols. mfsdp_cost_newton_schulz fits here. */
+   * must all get the same answer. NULL: rows * cols, but Newton-Schulz work for BALANCED.
+   * mfsdp_cost_newton_schulz and mfsdp_plan_cost_elements fit here. */
   int64_t (*cost)(void *user, int32_t param, int64_t rows, int64_t cols);
   void *user; /* handed to cost */
 } mfsdp_plan_desc;
 
-/* No parameters, world 0 (invalid), SCOPE_GREEDY, SHARDED, cost by elements. */
+/* No parameters, world 0 (invalid), BALANCED, SHARDED, one node, no caps, default cost. */
 MFSDP_API mfsdp_plan_desc mfsdp_plan_desc_default(void) {
   mfsdp_plan_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
-  desc.planner = MFSDP_PLANNER_SCOPE_GREEDY;
+  desc.planner = MFSDP_PLANNER_BALANCED;
   desc.residency = MFSDP_RESIDENCY_SHARDED;
+  desc.caps.max_resident_nbytes = MFSDP_PLAN_NO_CAP;
+  desc.caps.max_gamma_permille = MFSDP_PLAN_NO_CAP;
+  desc.caps.max_owners = MFSDP_PLAN_NO_CAP;
   return desc;
+}
+
+/* mfsdp_plan_desc.cost by elements, which is what the time of an element-wise optimizer follows. -1
+ * where it does not fit. `user` and `param` are not used. */
+MFSDP_API int64_t mfsdp_plan_cost_elements(void *user, int32_t param, int64_t rows, int64_t cols) {
+  int64_t elements;
+  (void)user;
+  (void)param;
+  return rows >= 0 && mfsdp_i64_mul(rows, cols, &elements) ? elements : -1;
 }
 
 /* ---- results ---- */
@@ -198,11 +236,12 @@ typedef struct mfsdp_unit_report {
   double gamma;              /* max_segment / (payload / world); 0 for an empty unit */
 } mfsdp_unit_report;
 
-/* Which argument proves the bound on the largest cost. */
+/* Which argument proves the bound on the largest cost: see plan/bound.h. */
 typedef enum mfsdp_plan_bound {
-  MFSDP_BOUND_VOLUME = 1, /* total cost over all ranks, poured over base_load */
-  MFSDP_BOUND_LARGEST,    /* the costliest matrix on the least loaded rank */
-  MFSDP_BOUND_PIGEONHOLE  /* of k*world + 1 matrices some rank has k + 1 */
+  MFSDP_BOUND_VOLUME = 1,  /* total cost over all ranks, poured over base_load */
+  MFSDP_BOUND_LARGEST,     /* the costliest matrix on the least loaded rank */
+  MFSDP_BOUND_PIGEONHOLE,  /* of k*world + 1 matrices some rank has k + 1 */
+  MFSDP_BOUND_DIVISIBILITY /* whole matrices do not fill the ranks to any lower level */
 } mfsdp_plan_bound;
 
 typedef struct mfsdp_plan_summary {
@@ -216,6 +255,8 @@ typedef struct mfsdp_plan_summary {
   int64_t cost_bound;                /* no plan of these matrices has a smaller cost.max */
   mfsdp_plan_bound bound;            /* the argument that binds */
   double cost_ratio;                 /* cost.max / cost_bound; 1 if both are 0 */
+  int64_t resident_nbytes_bound;     /* no plan has a smaller resident_nbytes.max */
+  mfsdp_plan_bound resident_bound;   /* the argument that binds */
 } mfsdp_plan_summary;
 
 /* Zeros, with its size: what mfsdp_plan_report fills. */
@@ -271,6 +312,17 @@ MFSDP_API const char *mfsdp_placement_name(mfsdp_placement placement) {
   case MFSDP_PLACEMENT_OWNED: return "owned";
   case MFSDP_PLACEMENT_BANDED: return "banded";
   case MFSDP_PLACEMENT_REPLICATED: return "replicated";
+  }
+  return "invalid";
+}
+
+/* The argument in lower case; "invalid" for none; never NULL. */
+MFSDP_API const char *mfsdp_plan_bound_name(mfsdp_plan_bound bound) {
+  switch (bound) {
+  case MFSDP_BOUND_VOLUME: return "volume";
+  case MFSDP_BOUND_LARGEST: return "largest";
+  case MFSDP_BOUND_PIGEONHOLE: return "pigeonhole";
+  case MFSDP_BOUND_DIVISIBILITY: return "divisibility";
   }
   return "invalid";
 }

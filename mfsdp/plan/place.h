@@ -23,9 +23,19 @@
 #ifndef MFSDP_PLAN_PLACE_H
 #define MFSDP_PLAN_PLACE_H
 
-#include "check.h"
+#include "../cost.h"
+#include "balance.h"
 
 /* ---- matrices ---- */
+
+/* The cost of one matrix as the description asks for it; -1 if it has none. */
+MFSDP_API int64_t mfsdp__place_cost(const mfsdp_plan_desc *desc, int32_t param, int64_t rows,
+                                    int64_t cols) {
+  if (desc->cost != NULL) return desc->cost(desc->user, param, rows, cols);
+  if (desc->planner == MFSDP_PLANNER_BALANCED)
+    return mfsdp_cost_newton_schulz(NULL, param, rows, cols);
+  return rows * cols;
+}
 
 /* Every non-empty matrix in order: its cost, and where each unit's matrices start. */
 MFSDP_API mfsdp_status mfsdp__place_costs(mfsdp__build *build) {
@@ -42,8 +52,12 @@ MFSDP_API mfsdp_status mfsdp__place_costs(mfsdp__build *build) {
       mfsdp__view_cursor cursor = mfsdp__view_begin();
       if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
       while (mfsdp__view_next(param, plan->infos[i].numel, &cursor)) {
-        const int64_t cost = desc->cost ? desc->cost(desc->user, i, cursor.rows, cursor.cols)
-                                        : cursor.rows * cursor.cols;
+        const int64_t cost = mfsdp__place_cost(desc, i, cursor.rows, cursor.cols);
+        if (cost < 0 && desc->cost == NULL)
+          return MFSDP__PARAM_FAIL(build->context, MFSDP_E_OVERFLOW, i, param,
+                                   "the Newton-Schulz work of a %lld x %lld matrix passes 64 bits, "
+                                   "needs a cost callback with a coarser unit",
+                                   (long long)cursor.rows, (long long)cursor.cols);
         if (cost < 0)
           return MFSDP__PARAM_FAIL(build->context, MFSDP_E_ARGUMENT, i, param,
                                    "the cost callback gave %lld for a %lld x %lld matrix, needs at "
@@ -80,38 +94,71 @@ MFSDP_API void mfsdp__place_greedy(mfsdp__build *build, int32_t first, int32_t l
   }
 }
 
-MFSDP_API void mfsdp__place_matrices(mfsdp__build *build) {
+/* SCOPE_GREEDY, or ROLE_GREEDY: unit by unit. Returns the largest load. */
+MFSDP_API int64_t mfsdp__place_scope(mfsdp__build *build, int by_unit) {
   const mfsdp_plan *plan = build->plan;
+  int64_t most = 0;
   int32_t i;
-  if (plan->planner == MFSDP_PLANNER_ROUND_ROBIN) {
-    for (i = 0; i < build->matrix_count; ++i)
-      build->owner[i] = i % plan->world;
-    return;
-  }
   for (i = 0; i < plan->world; ++i) {
     build->heap[i].key = plan->base_load ? plan->base_load[i] : 0;
     build->heap[i].id = i;
   }
   mfsdp__heap_build(build->heap, plan->world);
-  if (plan->planner == MFSDP_PLANNER_SCOPE_GREEDY) {
-    mfsdp__place_greedy(build, 0, build->matrix_count);
-    return;
-  }
-  for (i = 0; i < plan->unit_count; ++i)
+  if (!by_unit) mfsdp__place_greedy(build, 0, build->matrix_count);
+  for (i = 0; by_unit && i < plan->unit_count; ++i)
     mfsdp__place_greedy(build, build->unit_first[i], build->unit_first[i + 1]);
+  for (i = 0; i < plan->world; ++i)
+    if (build->heap[i].key > most) most = build->heap[i].key;
+  return most;
+}
+
+/* 1 if no rank owns more of a unit's matrices than max_gamma_permille lets it own of the unit. */
+MFSDP_API int mfsdp__place_fits(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  const int64_t permille = build->desc->caps.max_gamma_permille;
+  int32_t u, j;
+  int fits = 1;
+  for (u = 0; u < plan->unit_count && fits; ++u) {
+    const int64_t limit = mfsdp__gamma_limit(mfsdp__unit_elements(plan, u), permille, plan->world);
+    int pass; /* 0: add up what each rank owns; 1: clear */
+    for (pass = 0; pass < 2; ++pass) {
+      int32_t matrix = build->unit_first[u];
+      for (j = 0; j < plan->units[u].param_count; ++j) {
+        const int32_t i = plan->unit_params[plan->units[u].param_first + j];
+        mfsdp__view_cursor cursor = mfsdp__view_begin();
+        if (plan->params[i].alias_of != NULL || plan->params[i].role != MFSDP_ROLE_MATRIX) continue;
+        while (mfsdp__view_next(&plan->params[i], plan->infos[i].numel, &cursor)) {
+          int64_t *owned = &build->resident[build->owner[matrix++]];
+          *owned = pass ? 0 : *owned + cursor.rows * cursor.cols;
+          if (*owned > limit) fits = 0;
+        }
+      }
+    }
+  }
+  return fits;
+}
+
+MFSDP_API mfsdp_status mfsdp__place_matrices(mfsdp__build *build) {
+  const mfsdp_planner planner = build->plan->planner;
+  int64_t most;
+  int32_t i;
+  if (planner == MFSDP_PLANNER_BALANCED) return mfsdp__place_balanced(build);
+  if (planner == MFSDP_PLANNER_ROUND_ROBIN) {
+    for (i = 0; i < build->matrix_count; ++i)
+      build->owner[i] = i % build->plan->world;
+    return MFSDP_OK;
+  }
+  most = mfsdp__place_scope(build, planner != MFSDP_PLANNER_SCOPE_GREEDY);
+  if (planner == MFSDP_PLANNER_COST_AWARE &&
+      (mfsdp__place_scope(build, 0) >= most || !mfsdp__place_fits(build)))
+    (void)mfsdp__place_scope(build, 1);
+  return MFSDP_OK;
 }
 
 /* ---- tails ---- */
 
 MFSDP_API int mfsdp__is_tail(const mfsdp_param *param, int64_t numel) {
   return param->alias_of == NULL && param->role != MFSDP_ROLE_MATRIX && numel > 0;
-}
-
-/* Padded bytes of `count` elements; sums of them fit, since elements are limited to 2^46. */
-MFSDP_API int64_t mfsdp__padded_nbytes(const mfsdp_param *param, int64_t count) {
-  int64_t padded = 0;
-  (void)mfsdp_i64_align(count, &padded);
-  return padded * mfsdp_param_resident_nbytes(param);
 }
 
 /* Elements and padded bytes of a unit's tail. */
@@ -255,6 +302,107 @@ MFSDP_API int32_t mfsdp__tail_pick(mfsdp__build *build, int32_t unit, int64_t el
   return picked;
 }
 
+/* Takes build->owned from the matrices of a unit. */
+MFSDP_API int64_t mfsdp__tail_owned(mfsdp__build *build, int32_t unit, int clear) {
+  const mfsdp_plan *plan = build->plan;
+  int64_t owners = 0;
+  int32_t j, matrix = build->unit_first[unit];
+  for (j = 0; j < plan->units[unit].param_count; ++j) {
+    const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
+    mfsdp__view_cursor cursor = mfsdp__view_begin();
+    if (plan->params[i].alias_of != NULL || plan->params[i].role != MFSDP_ROLE_MATRIX) continue;
+    while (mfsdp__view_next(&plan->params[i], plan->infos[i].numel, &cursor)) {
+      int64_t *owned = &build->owned[build->owner[matrix++]];
+      owners += *owned == 0;
+      *owned = clear ? 0 : *owned + cursor.rows * cursor.cols;
+    }
+  }
+  return owners;
+}
+
+/* What a rank may take of a tail of so many elements and bytes, by the cap on gamma: bytes. A cut
+ * may end up to a block late, so a part must stay a block (of bytes per element at least `weight`)
+ * below the limit. */
+MFSDP_API int64_t mfsdp__tail_limit(const mfsdp__build *build, int32_t unit, int32_t rank,
+                                    int64_t elements, int64_t nbytes) {
+  const mfsdp_plan *plan = build->plan;
+  const int64_t free_elements = build->limit[unit] - build->owned[rank];
+  int64_t block = 0, weight = 0;
+  int32_t j;
+  if (free_elements >= elements) return nbytes;
+  for (j = 0; j < plan->units[unit].param_count; ++j) {
+    const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
+    const mfsdp_param *param = &plan->params[i];
+    if (!mfsdp__is_tail(param, plan->infos[i].numel)) continue;
+    if (mfsdp_plan_block_elements(plan->infos[i].numel) > block)
+      block = mfsdp_plan_block_elements(plan->infos[i].numel);
+    if (weight == 0 || mfsdp_param_resident_nbytes(param) < weight)
+      weight = mfsdp_param_resident_nbytes(param);
+  }
+  return free_elements > block ? (free_elements - block) * weight : 0;
+}
+
+/* Rooms of the picked ranks, below the level plus `extra`, as far as their limits go. */
+MFSDP_API int64_t mfsdp__tail_rooms(mfsdp__build *build, int32_t unit, int64_t elements,
+                                    int64_t nbytes, int64_t level, int32_t picked) {
+  int64_t sum = 0;
+  int32_t j;
+  for (j = 0; j < picked; ++j) {
+    const int32_t rank = build->picked[j].id;
+    const int64_t limit = mfsdp__tail_limit(build, unit, rank, elements, nbytes);
+    int64_t room = level - build->resident[rank];
+    if (room < 0) room = 0;
+    build->picked[j].key = room < limit ? room : limit;
+    sum += build->picked[j].key;
+  }
+  return sum;
+}
+
+/*
+ * The same as mfsdp__tail_pick under caps on the unit: no more owners than allowed, and room only
+ * as far as a rank's limit goes. Where the ranks below the level do not hold the tail, the level is
+ * raised for them, and at last their limits alone count.
+ */
+MFSDP_API int32_t mfsdp__tail_pick_capped(mfsdp__build *build, int32_t unit, int64_t elements,
+                                          int64_t nbytes, int64_t level, int64_t *sum) {
+  const int32_t world = build->plan->world, width = mfsdp__tail_width(elements, world);
+  int64_t spare = build->desc->caps.max_owners - mfsdp__tail_owned(build, unit, 0), limits = 0;
+  int32_t picked = 0, skipped = 0, j; /* skipped entries gather at the end of build->picked */
+  *sum = 0;
+  while (picked + skipped < world && picked < width && *sum < nbytes &&
+         (build->heap[0].key < 0 || limits < nbytes)) {
+    const mfsdp__keyed top = mfsdp__heap_pop(build->heap, world - picked - skipped);
+    const int64_t limit = mfsdp__tail_limit(build, unit, top.id, elements, nbytes);
+    if (limit == 0 || (build->owned[top.id] == 0 && spare <= 0)) {
+      build->picked[world - ++skipped] = top;
+      continue;
+    }
+    spare -= build->owned[top.id] == 0;
+    limits += limit;
+    if (top.key < 0) *sum += -top.key < limit ? -top.key : limit;
+    build->picked[picked++] = top;
+  }
+  if (picked == 0) { /* no rank keeps the caps: the last check will say so */
+    const mfsdp__keyed emptiest = build->picked[world - 1];
+    build->picked[world - 1] = build->picked[world - skipped];
+    build->picked[picked++] = emptiest;
+    --skipped;
+  }
+  for (j = 0; j < skipped; ++j)
+    mfsdp__heap_push(build->heap, world - picked - skipped + j, build->picked[world - 1 - j]);
+  for (j = 0; j < picked; ++j)
+    build->picked[j].key = 0;
+  mfsdp__keyed_sort(build->picked, picked); /* by rank */
+  *sum = mfsdp__tail_rooms(build, unit, elements, nbytes, level, picked);
+  if (*sum < nbytes) {
+    const int64_t extra = (nbytes - *sum) / picked + 1;
+    *sum = mfsdp__tail_rooms(build, unit, elements, nbytes, level + extra, picked);
+  }
+  if (*sum < nbytes) *sum = mfsdp__tail_rooms(build, unit, elements, nbytes, INT64_MAX / 2, picked);
+  (void)mfsdp__tail_owned(build, unit, 1);
+  return picked;
+}
+
 /*
  * From rooms, whose sum is `whole`, to shares: where all room is less than nbytes, the rest goes on
  * top in equal parts. Returns the sum of shares, halved together until it fits 31 bits, so that
@@ -289,7 +437,9 @@ MFSDP_API void mfsdp__place_tail(mfsdp__build *build, int32_t unit, int64_t elem
   memset(&tail, 0, sizeof(tail));
   tail.unit = unit;
   mfsdp__tail_advance(build->plan, &tail);
-  picked = mfsdp__tail_pick(build, unit, elements, nbytes, level, &whole);
+  picked = build->limit != NULL
+               ? mfsdp__tail_pick_capped(build, unit, elements, nbytes, level, &whole)
+               : mfsdp__tail_pick(build, unit, elements, nbytes, level, &whole);
   whole = mfsdp__tail_shares(build->picked, picked, nbytes, whole);
   for (j = 0; j < picked; ++j) {
     part += build->picked[j].key;

@@ -6,9 +6,11 @@
  *   mfsdp_plan_serialize(&context, plan, NULL, 0, &nbytes);          // query, then fill
  *   mfsdp_plan_serialize(&context, plan, buffer, nbytes, &nbytes);
  *
- * Format, version 1. Integers are little-endian two's complement, nothing is padded. A string is a
+ * Format, version 2. Integers are little-endian two's complement, nothing is padded. A string is a
  * u32 length and its bytes.
  *   "MFSDPPLN" u32 version  u32 world  u32 planner  u32 residency  u32 param_count  u32 unit_count
+ *   i64 max_resident_nbytes max_gamma_permille max_owners  (2^63 - 1: no cap)
+ *   u32 node_count  i32 node_of_rank[node_count]  (node_count: 0 or world)
  *   per parameter in declared order:
  *     string name  string alias_of ("" if none)  u32 ndim unit hyper_group  i64 shape[ndim]
  *     u32 role view placement compute master grad wire is_slice local_matrix_ok head_count
@@ -100,12 +102,18 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
   sink->nbytes = 0;
   sink->hash = MFSDP_HASH_SEED;
   mfsdp__sink_bytes(sink, "MFSDPPLN", 8);
-  mfsdp__sink_integer(sink, 1, 4);
+  mfsdp__sink_integer(sink, 2, 4);
   mfsdp__sink_integer(sink, plan->world, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->planner, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->residency, 4);
   mfsdp__sink_integer(sink, plan->param_count, 4);
   mfsdp__sink_integer(sink, plan->unit_count, 4);
+  mfsdp__sink_integer(sink, plan->caps.max_resident_nbytes, 8);
+  mfsdp__sink_integer(sink, plan->caps.max_gamma_permille, 8);
+  mfsdp__sink_integer(sink, plan->caps.max_owners, 8);
+  mfsdp__sink_integer(sink, (int64_t)plan->node_count, 4);
+  for (i = 0; i < (int32_t)plan->node_count; ++i)
+    mfsdp__sink_integer(sink, plan->node_of_rank[i], 4);
   for (i = 0; i < plan->param_count; ++i)
     mfsdp__sink_param(sink, plan, i);
 }
@@ -121,8 +129,8 @@ MFSDP_API uint64_t mfsdp_plan_param_hash(const mfsdp_plan *plan, int32_t param) 
   return sink.hash;
 }
 
-/* Hash of a parameter's description alone: a tensor that is missing or described otherwise on one rank
- * moves the pieces of all, so descriptions are what to compare first. 0 out of range. */
+/* Hash of a parameter's description alone: a tensor that is missing or described otherwise on one
+ * rank moves the pieces of all, so descriptions are what to compare first. 0 out of range. */
 MFSDP_API uint64_t mfsdp_plan_description_hash(const mfsdp_plan *plan, int32_t param) {
   mfsdp__sink sink;
   if (!mfsdp__plan_has_param(plan, param)) return 0;

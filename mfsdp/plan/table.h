@@ -41,6 +41,7 @@ typedef struct mfsdp__plan_segment {
 struct mfsdp_plan {
   mfsdp_planner planner;
   mfsdp_residency residency;
+  mfsdp_plan_caps caps;
   int32_t world, param_count, unit_count, piece_count, segment_count, block_count;
   uint64_t hash;
   mfsdp_param *params; /* copies: names point into `names`, part_rows into `part_rows` */
@@ -50,11 +51,12 @@ struct mfsdp_plan {
   mfsdp_piece *pieces;
   int64_t *costs; /* by piece */
   mfsdp__plan_segment *segments;
-  int64_t *base_load; /* world entries or NULL */
+  int64_t *base_load;    /* world entries or NULL */
+  int32_t *node_of_rank; /* world entries or NULL */
   int64_t *part_rows;
   char *names;
   int32_t *name_slots; /* open addressing: parameter index + 1, or 0 */
-  size_t part_row_count, name_nbytes, name_slot_count, base_load_count;
+  size_t part_row_count, name_nbytes, name_slot_count, base_load_count, node_count;
 };
 
 /* ---- names ---- */

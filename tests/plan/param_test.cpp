@@ -42,6 +42,7 @@ typedef mfsdp_plan_desc Desc;
 const int64_t kHuge[2] = {INT64_MAX, 1};
 const int64_t kNegative[3] = {20, -4, 0};
 const int64_t kLoads[3] = {1, -7, 0};
+const int32_t kNodesOver[3] = {0, 2, 3}, kNodesUnder[3] = {0, -1, 0};
 const int64_t kLoadsOver[3] = {INT64_MAX, 1, 0};
 
 int64_t negative_cost(void *, int32_t, int64_t, int64_t) {
@@ -100,18 +101,65 @@ d.planner = static_cast<mfsdp_planner>(0);
   "planner is 0"
 }
 }
-, {"PlannerCostAware", BREAK{UNUSED;
-d.planner = MFSDP_PLANNER_COST_AWARE;
-}
-, MFSDP_E_UNSUPPORTED, {
-  "planner cost-aware", "not built"
-}
-}
-, {"PlannerBalanced", BREAK{UNUSED;
+, {"CapNbytesNegative", BREAK{UNUSED;
 d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_resident_nbytes = -1;
 }
-, MFSDP_E_UNSUPPORTED, {
-  "planner balanced", "not built"
+, MFSDP_E_ARGUMENT, {
+  "caps.max_resident_nbytes is -1", "at least 0"
+}
+}
+, {"CapGammaBelowOne", BREAK{UNUSED;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_gamma_permille = 999;
+}
+, MFSDP_E_ARGUMENT, {
+  "caps.max_gamma_permille is 999", "at least 1000"
+}
+}
+, {"CapOwnersZero", BREAK{UNUSED;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_owners = 0;
+}
+, MFSDP_E_ARGUMENT, {
+  "caps.max_owners is 0", "at least 1"
+}
+}
+, {"CapOfAPlannerThatKeepsNone", BREAK{UNUSED;
+d.caps.max_owners = 2;
+}
+, MFSDP_E_ARGUMENT, {
+  "caps.max_owners is 2", "scope-greedy does not keep it", "needs balanced"
+}
+}
+, {"CapGammaOfRoleGreedy", BREAK{UNUSED;
+d.planner = MFSDP_PLANNER_ROLE_GREEDY;
+d.caps.max_gamma_permille = 2000;
+}
+, MFSDP_E_ARGUMENT, {
+  "role-greedy does not keep it"
+}
+}
+, {"CapNbytesOfCostAware", BREAK{UNUSED;
+d.planner = MFSDP_PLANNER_COST_AWARE;
+d.caps.max_resident_nbytes = 1 << 30;
+}
+, MFSDP_E_ARGUMENT, {
+  "cost-aware does not keep it"
+}
+}
+, {"NodeTooLarge", BREAK{UNUSED;
+d.node_of_rank = kNodesOver;
+}
+, MFSDP_E_ARGUMENT, {
+  "node_of_rank[2] is 3", "0 to world - 1 = 2"
+}
+}
+, {"NodeNegative", BREAK{UNUSED;
+d.node_of_rank = kNodesUnder;
+}
+, MFSDP_E_ARGUMENT, {
+  "node_of_rank[1] is -1"
 }
 }
 , {"ResidencyInvalid", BREAK{UNUSED;
@@ -710,6 +758,9 @@ TEST(PlanRules, DefaultsAreInvalidWhereACallerMustDecide) {
   const mfsdp_plan_desc d = mfsdp_plan_desc_default();
   EXPECT_EQ(d.struct_nbytes, sizeof(d));
   EXPECT_EQ(d.world, 0);
+  EXPECT_EQ(d.planner, MFSDP_PLANNER_BALANCED);
+  for (int64_t cap : {d.caps.max_resident_nbytes, d.caps.max_gamma_permille, d.caps.max_owners})
+    EXPECT_EQ(cap, MFSDP_PLAN_NO_CAP);
 }
 
 /* One description alone, as a reader of foreign files would check it. */
