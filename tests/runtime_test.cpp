@@ -116,7 +116,7 @@ TEST(Oracle, MuonWithoutNesterovAndOtherScales) {
   expect_equal(job, {{4, 2}, {2, 4}});
 }
 
-/* ---- sharding and reduction: rows a1 to a10 of the house's list of faults ---- */
+/* ---- sharding and reduction: rows a of docs/faults.md ---- */
 
 TEST(Faults, MoreRanksThanMatrices) {
   for (const int32_t count : {20, 3}) {
@@ -331,7 +331,7 @@ TEST(Faults, HalfIsFrozen) {
     EXPECT_EQ(run_job(job, s.world, s.micro_batches, expected), "");
 }
 
-/* ---- optimizers: rows d1 to d5 ---- */
+/* ---- optimizers: rows d of docs/faults.md ---- */
 
 /* Newton-Schulz calls of all ranks together. */
 uint64_t newton_schulz_calls(const Job &job, int32_t world, int32_t micro_batches, int64_t steps) {

@@ -32,7 +32,7 @@ std::unique_ptr<gpt_result> Example() {
   return r;
 }
 
-/* The line of Example(), with the keys that the issue lists, in its order. */
+/* The line of Example(), every key in its order. */
 const char line[] =
     "{\"steps\":200,\"ranks\":3,\"train_loss\":1.5,\"val_loss\":1.625,"
     "\"params_hash\":\"0123456789abcdef\",\"tokens_per_s\":12345.5,\"opt_step_ms\":2.25,"
