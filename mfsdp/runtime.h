@@ -34,6 +34,7 @@
 #include "runtime/measure.h"
 #include "runtime/params.h"
 #include "runtime/setup.h"
+#include "runtime/setup_agree.h"
 #include "runtime/setup_units.h"
 #include "runtime/setup_verdict.h"
 #include "runtime/step.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/check.h - validation of a runtime's description and agreement of all ranks on plan and
- * options, before anything else happens. Part of runtime.h.
+ * runtime/check.h - validation of a runtime's description: everything that can be seen without the other
+ * ranks. Part of runtime.h.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_CHECK_H
@@ -150,6 +150,9 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
   const mfsdp_group *group = &desc->groups[index];
   if (group->plan == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d].plan is NULL", (int)index);
+  if (group->replica == NULL && group->replica_control != NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d] has a replica_control but no replica",
+                      (int)index);
   MFSDP_TRY(mfsdp_transport_check(context, group->transport));
   if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
   MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
@@ -163,6 +166,24 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
     MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "replica", group->replica,
                                         group->replica_control));
   return mfsdp__runtime_check_params(context, desc, group->plan);
+}
+
+/* Group 0 spans all ranks: another one cannot be larger. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_span(mfsdp_context *context, const mfsdp_runtime_desc *desc)
+{
+  int64_t all = 0;
+  int32_t g;
+  for (g = 0; g < desc->group_count; ++g) {
+    const mfsdp_group *group = &desc->groups[g];
+    const int64_t ranks = (int64_t)group->transport->world * (group->replica ? group->replica->world : 1);
+    if (g == 0) all = ranks;
+    if (ranks > all)
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                        "runtime: groups[%d] has %lld ranks with its replicas, groups[0], which spans all, "
+                        "has %lld",
+                        (int)g, (long long)ranks, (long long)all);
+  }
+  return MFSDP_OK;
 }
 
 /* Each unit belongs to one group of this rank. */
@@ -192,180 +213,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context, const mfsdp_
   int32_t g;
   MFSDP_TRY(mfsdp__runtime_check_options(context, desc));
   for (g = 0; g < desc->group_count; ++g) MFSDP_TRY(mfsdp__runtime_check_group(context, desc, g));
+  MFSDP_TRY(mfsdp__runtime_check_span(context, desc));
   return mfsdp__runtime_check_units(context, desc);
-}
-
-/* ---- agreement ---- */
-
-MFSDP_API uint64_t mfsdp__hash_f64(uint64_t hash, double value)
-{
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return mfsdp_hash_u64(hash, bits);
-}
-
-MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_group *group)
-{
-  const mfsdp_newton_schulz_desc *ns = &group->muon.newton_schulz;
-  int32_t i, k;
-  hash = mfsdp_hash_u64(hash, (uint64_t)group->algorithm);
-  hash = mfsdp_hash_u64(hash, (uint64_t)group->clipped);
-  hash = mfsdp__hash_f64(hash, group->lr);
-  hash = mfsdp__hash_f64(hash, group->weight_decay);
-  if (group->algorithm == MFSDP_ALGORITHM_ADAMW) {
-    hash = mfsdp__hash_f64(hash, group->adamw.beta1);
-    hash = mfsdp__hash_f64(hash, group->adamw.beta2);
-    return mfsdp__hash_f64(hash, group->adamw.eps);
-  }
-  hash = mfsdp__hash_f64(hash, group->muon.momentum);
-  hash = mfsdp__hash_f64(hash, group->muon.grad_weight);
-  hash = mfsdp__hash_f64(hash, group->muon.nesterov_weight);
-  hash = mfsdp_hash_u64(hash, (uint64_t)group->muon.nesterov);
-  hash = mfsdp_hash_u64(hash, (uint64_t)group->muon.scale);
-  hash = mfsdp_hash_u64(hash, (uint64_t)ns->step_count);
-  hash = mfsdp_hash_u64(hash, (uint64_t)ns->form);
-  hash = mfsdp_hash_u64(hash, (uint64_t)ns->norm_rule);
-  hash = mfsdp__hash_f64(hash, ns->eps);
-  for (i = 0; i < ns->coefficient_count; ++i)
-    for (k = 0; k < 3; ++k) hash = mfsdp__hash_f64(hash, ns->coefficients[i][k]);
-  return hash;
-}
-
-/* Every option that must be equal on all ranks. */
-MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc)
-{
-  uint64_t hash = MFSDP_HASH_SEED;
-  int32_t i;
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->group_count);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->active_units);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->active_grads);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->prefetch_depth);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->reduce_depth);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->reshard_after_forward);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->local_accumulation);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->weighted);
-  hash = mfsdp__hash_f64(hash, desc->loss_scale.initial);
-  hash = mfsdp__hash_f64(hash, desc->loss_scale.growth);
-  hash = mfsdp__hash_f64(hash, desc->loss_scale.backoff);
-  hash = mfsdp__hash_f64(hash, desc->loss_scale.largest);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->loss_scale.growth_interval);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->max_micro_batches);
-  hash = mfsdp__hash_f64(hash, desc->clip_norm);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->missing);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->gather_algorithm);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->reduce_algorithm);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->chunk_nbytes);
-  hash = mfsdp_hash_u64(hash, (uint64_t)desc->optimizer->group_count);
-  for (i = 0; i < desc->optimizer->group_count; ++i)
-    hash = mfsdp__hash_hyper_group(hash, &desc->optimizer->groups[i]);
-  return hash;
-}
-
-MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context, const mfsdp_control *control,
-                                                const void *in, size_t nbytes, void *out)
-{
-  return control->ops->allgather(control->self, context, in, nbytes, out, control->deadline_us);
-}
-
-#define MFSDP__AGREE_WORDS 4
-#define MFSDP__AGREE_PARAMS 32 /* parameter hashes compared per message */
-
-/* Finds the first parameter whose hash differs from rank 0's on some rank; MFSDP_OK if there is none.
- * `all`: world x MFSDP__AGREE_PARAMS words. */
-MFSDP_API mfsdp_status mfsdp__agree_on_hashes(mfsdp_context *context, const mfsdp_plan *plan,
-                                              const mfsdp_control *control, int32_t count,
-                                              uint64_t (*hash)(const mfsdp_plan *plan, int32_t param),
-                                              const char *what, uint64_t *all)
-{
-  uint64_t own[MFSDP__AGREE_PARAMS];
-  int32_t first, i, r;
-  for (first = 0; first < count; first += MFSDP__AGREE_PARAMS) {
-    memset(own, 0, sizeof(own));
-    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i) own[i] = hash(plan, first + i);
-    MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
-    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i)
-      for (r = 1; r < control->world; ++r)
-        if (all[r * MFSDP__AGREE_PARAMS + i] != all[i])
-          return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
-                                 "runtime: the plans of ranks 0 and %d differ%s, first at parameter %d "
-                                 "(here: %s)",
-                                 (int)r, what, (int)(first + i),
-                                 mfsdp_plan_param(plan, first + i)->name);
-  }
-  return MFSDP_OK;
-}
-
-/* Says how plans differ: descriptions first, since one tensor more or less moves the pieces of all. Every
- * rank runs it with the smallest parameter count of all and the count that differs from it, if any. */
-MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
-                                              const mfsdp_control *control, int32_t smallest,
-                                              int32_t largest, uint64_t *all)
-{
-  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_description_hash, "", all));
-  if (smallest != largest)
-    return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
-                      "runtime: some rank's plan has %d parameters and another's %d; the first %d agree",
-                      (int)smallest, (int)largest, (int)smallest);
-  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_param_hash,
-                                   " in owners or offsets", all));
-  return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
-                    "runtime: the plans differ between ranks though their %d parameters agree",
-                    (int)smallest);
-}
-
-MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                             const mfsdp_plan *plan, const mfsdp_control *control,
-                                             uint64_t *all)
-{
-  static const char *const what[2] = {"library version", "option hash"};
-  uint64_t own[MFSDP__AGREE_WORDS];
-  uint64_t smallest, largest;
-  int32_t r, w, plans_differ = 0;
-  own[0] = MFSDP_VERSION;
-  own[1] = mfsdp__runtime_option_hash(desc);
-  own[2] = (uint64_t)mfsdp_plan_param_count(plan);
-  own[3] = mfsdp_plan_hash(plan);
-  MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
-  smallest = largest = all[2];
-  for (r = 1; r < control->world; ++r) {
-    const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
-    for (w = 0; w < 2; ++w)
-      if (theirs[w] != all[w])
-        return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
-                               "runtime: the %s of rank %d is %llx, of rank 0 %llx", what[w], (int)r,
-                               (unsigned long long)theirs[w], (unsigned long long)all[w]);
-    plans_differ = plans_differ || theirs[2] != all[2] || theirs[3] != all[3];
-    if (theirs[2] < smallest) smallest = theirs[2];
-    if (theirs[2] > largest) largest = theirs[2];
-  }
-  if (!plans_differ) return MFSDP_OK;
-  return mfsdp__agree_on_params(context, plan, control, (int32_t)smallest, (int32_t)largest, all);
-}
-
-/* E_MISMATCH, the same on every rank, unless version, options and plan are equal over this control. */
-MFSDP_API mfsdp_status mfsdp__agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                    const mfsdp_plan *plan, const mfsdp_control *control)
-{
-  const size_t count = (size_t)control->world * MFSDP__AGREE_PARAMS;
-  mfsdp_status status;
-  void *all;
-  MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(uint64_t), "runtime agreement", &all));
-  status = mfsdp__agree_on_words(context, desc, plan, control, (uint64_t *)all);
-  mfsdp_table_free(context, all, count, sizeof(uint64_t));
-  return status;
-}
-
-/* Inside each group, and over its replicas. */
-MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc)
-{
-  int32_t g;
-  for (g = 0; g < desc->group_count; ++g) {
-    const mfsdp_group *group = &desc->groups[g];
-    MFSDP_TRY(mfsdp__agree(context, desc, group->plan, group->control));
-    if (group->replica != NULL)
-      MFSDP_TRY(mfsdp__agree(context, desc, group->plan, group->replica_control));
-  }
-  return MFSDP_OK;
 }
 
 #endif /* MFSDP_RUNTIME_CHECK_H */

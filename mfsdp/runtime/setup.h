@@ -205,9 +205,10 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
 /*
  * Makes a runtime: checks the description, agrees with all ranks on version, options and plan, and
  * allocates everything that steps will use. Parameters start as zeros (mfsdp_runtime_init). Collective,
- * COMPLETE. E_ARGUMENT and E_UNSUPPORTED come before any communication or allocation; E_MISMATCH names
- * the first difference on every rank. On failure *out is NULL and nothing is held; after the ranks have
- * agreed, a failure also poisons the transports, so that peers do not wait for this rank.
+ * COMPLETE. On failure *out is NULL and nothing is held. E_ARGUMENT, E_UNSUPPORTED and E_OVERFLOW of the
+ * description come before any communication or allocation: the other ranks wait for this one. E_MISMATCH
+ * names the first difference on every rank, all of which may try again. Any other failure poisons the
+ * transports, so that peers do not wait for this rank.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_runtime **out)
@@ -219,8 +220,12 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   *out = NULL;
   MFSDP_TRY(mfsdp__runtime_check(context, desc));
   MFSDP_TRY(mfsdp__measure(context, desc, &sizes));
-  MFSDP_TRY(mfsdp__runtime_agree(context, desc));
-  MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*rt), "runtime", &memory));
+  MFSDP_TRY(mfsdp__runtime_agree(context, desc, &sizes));
+  status = mfsdp_table_alloc(context, 1, sizeof(*rt), "runtime", &memory);
+  if (status != MFSDP_OK) {
+    mfsdp__groups_poison(desc, &context->error);
+    return status;
+  }
   rt = (mfsdp_runtime *)memory;
   rt->context = context;
   rt->desc = *desc;
@@ -230,7 +235,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   rt->failure = mfsdp_error_none();
   status = mfsdp__setup(rt, &sizes);
   if (status != MFSDP_OK) {
-    (void)mfsdp__runtime_failed(rt, status); /* the ranks had agreed: peers must not wait for this one */
+    mfsdp__groups_poison(desc, &context->error); /* all of them, however far set-up came */
     mfsdp__teardown(rt);
     return status;
   }

@@ -39,6 +39,8 @@ MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt)
     if (mfsdp_plan_unit_count(from->plan) > rt->unit_count)
       rt->unit_count = mfsdp_plan_unit_count(from->plan);
     if (to->transport->deadline_us < rt->deadline_us) rt->deadline_us = to->transport->deadline_us;
+    if (to->replica != NULL && to->replica->deadline_us < rt->deadline_us)
+      rt->deadline_us = to->replica->deadline_us;
     if (to->world > rt->export_xfer_count) rt->export_xfer_count = to->world;
   }
   return MFSDP_OK;

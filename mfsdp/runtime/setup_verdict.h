@@ -12,12 +12,12 @@
 #ifndef MFSDP_RUNTIME_SETUP_VERDICT_H
 #define MFSDP_RUNTIME_SETUP_VERDICT_H
 
+#include "setup_agree.h"
 #include "setup_units.h"
 
-/* What a rank says of a group on the control plane. */
+/* What a rank says of a group: four words on the control plane. */
 typedef struct mfsdp__rank_group {
   int64_t instance, param_count, block_count, replica;
-  uint64_t unit_hash;
 } mfsdp__rank_group;
 
 /* Host copies of the verdict's tables while they are built. */
@@ -40,20 +40,46 @@ MFSDP_API int32_t mfsdp__global_rank(const mfsdp_runtime *rt)
   return rt->groups[0].replica_rank * rt->groups[0].world + rt->groups[0].rank;
 }
 
+/* Control messages are kept this short where many ranks' words go in one. */
+#define MFSDP__GATHER_NBYTES 4096
+
+/* From the ranks of this copy (`inside`) to those of all copies, a few ranks' words at a time. */
+MFSDP_API mfsdp_status mfsdp__all_copies_gather(mfsdp_runtime *rt, const unsigned char *inside, size_t nbytes,
+                                                unsigned char *out)
+{
+  const mfsdp__group_entry *g = &rt->groups[0];
+  const size_t world = (size_t)g->world, copies = (size_t)g->replica_world;
+  const size_t most = nbytes >= MFSDP__GATHER_NBYTES ? 1 : MFSDP__GATHER_NBYTES / nbytes;
+  const size_t batch = most < world ? most : world;
+  mfsdp_status status;
+  size_t first, k;
+  void *all;
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, copies * batch, nbytes, "control messages", &all));
+  status = MFSDP_OK;
+  for (first = 0; first < world && status == MFSDP_OK; first += batch) {
+    const size_t count = world - first < batch ? world - first : batch;
+    status = mfsdp__control_allgather(rt->context, g->replica_control, inside + first * nbytes,
+                                      count * nbytes, all);
+    for (k = 0; k < copies && status == MFSDP_OK; ++k)
+      memcpy(out + (k * world + first) * nbytes, (unsigned char *)all + k * count * nbytes, count * nbytes);
+  }
+  mfsdp_table_free(rt->context, all, copies * batch, nbytes);
+  return status;
+}
+
 /* nbytes from every rank to every rank: inside group 0, then over its replicas. out: ranks x nbytes. */
 MFSDP_API mfsdp_status mfsdp__all_ranks_gather(mfsdp_runtime *rt, const void *in, size_t nbytes,
                                                void *out)
 {
   const mfsdp__group_entry *g = &rt->groups[0];
-  const size_t replica_nbytes = nbytes * (size_t)g->world;
   mfsdp_status status;
   void *inside;
   if (g->replica == NULL) return mfsdp__control_allgather(rt->context, g->control, in, nbytes, out);
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, 1, replica_nbytes, "control message", &inside));
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)g->world, nbytes, "control message", &inside));
   status = mfsdp__control_allgather(rt->context, g->control, in, nbytes, inside);
   if (status == MFSDP_OK)
-    status = mfsdp__control_allgather(rt->context, g->replica_control, inside, replica_nbytes, out);
-  mfsdp_table_free(rt->context, inside, 1, replica_nbytes);
+    status = mfsdp__all_copies_gather(rt, (const unsigned char *)inside, nbytes, (unsigned char *)out);
+  mfsdp_table_free(rt->context, inside, (size_t)g->world, nbytes);
   return status;
 }
 
@@ -92,38 +118,6 @@ MFSDP_API mfsdp_status mfsdp__load_blocks(mfsdp_runtime *rt, mfsdp__verdict_buil
   return mfsdp_plan_blocks(rt->context, rt->groups[g].plan, b->blocks, (int32_t)b->block_capacity, &count);
 }
 
-/* What decides, beside the calls, which units are gathered ahead and when. */
-MFSDP_API uint64_t mfsdp__unit_hash(const mfsdp_runtime *rt)
-{
-  uint64_t hash = mfsdp_hash_u64(MFSDP_HASH_SEED, (uint64_t)rt->param_ring.count);
-  int32_t u, i;
-  for (u = 0; u < rt->unit_count; ++u) {
-    if (rt->units[u].group < 0) continue;
-    hash = mfsdp_hash_u64(hash, (uint64_t)u);
-    hash = mfsdp_hash_u64(hash, (uint64_t)rt->units[u].group);
-    for (i = 0; i < rt->units[u].owner_count; ++i)
-      hash = mfsdp_hash_u64(hash, (uint64_t)rt->units[u].owners[i]);
-  }
-  return hash;
-}
-
-/* Instances may have units of their own, but not with prefetch: ranks that share group 0 would gather its
- * units in different orders. */
-MFSDP_API mfsdp_status mfsdp__verdict_same_units(mfsdp_runtime *rt, const mfsdp__rank_group *members,
-                                                 int32_t ranks)
-{
-  int32_t k;
-  if (rt->desc.prefetch_depth == 0) return MFSDP_OK;
-  for (k = 1; k < ranks; ++k)
-    if (members[k].unit_hash != members[0].unit_hash)
-      return MFSDP_FAIL_PEER(rt->context, MFSDP_E_MISMATCH, k,
-                             "runtime: prefetch_depth is %d, but ranks 0 and %d differ in which units "
-                             "have tensors, in which group, tied to which others; prefetch needs the "
-                             "same unit numbers in all instances of a group",
-                             (int)rt->desc.prefetch_depth, (int)k);
-  return MFSDP_OK;
-}
-
 /* Fills members: of group 0 from the plan, of the others by asking. Collective with several groups. */
 MFSDP_API mfsdp_status mfsdp__verdict_members(mfsdp_runtime *rt, mfsdp__verdict_build *b)
 {
@@ -134,7 +128,6 @@ MFSDP_API mfsdp_status mfsdp__verdict_members(mfsdp_runtime *rt, mfsdp__verdict_
     MFSDP_TRY(mfsdp__load_blocks(rt, b, g));
     own.param_count = mfsdp_plan_param_count(group->plan);
     own.replica = group->replica_rank;
-    own.unit_hash = mfsdp__unit_hash(rt);
     own.instance = g == 0 ? 0 : mfsdp__global_rank(rt);
     if (g == 0) {
       for (k = 0; k < b->ranks; ++k) {
@@ -148,7 +141,6 @@ MFSDP_API mfsdp_status mfsdp__verdict_members(mfsdp_runtime *rt, mfsdp__verdict_
     MFSDP_TRY(mfsdp__lowest_over(rt, group->control, &own.instance));
     if (group->replica != NULL) MFSDP_TRY(mfsdp__lowest_over(rt, group->replica_control, &own.instance));
     MFSDP_TRY(mfsdp__all_ranks_gather(rt, &own, sizeof(own), b->members + (int64_t)g * b->ranks));
-    MFSDP_TRY(mfsdp__verdict_same_units(rt, b->members + (int64_t)g * b->ranks, b->ranks));
   }
   return MFSDP_OK;
 }

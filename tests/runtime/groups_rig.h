@@ -41,6 +41,8 @@ struct GroupsJob : Job {
   bool base_load = false; /* each plan starts from the loads of the plans before */
   int32_t prefetch_depth = 0, reduce_depth = 0;
   int64_t deadline_us = 20 * 1000000;
+  /* May send a rank among the replicas of another place. */
+  std::function<void(int32_t thread, std::size_t group, Place *)> spoil_replica;
   /* May change what a rank plans, to make ranks differ. */
   std::function<void(int32_t thread, std::size_t group, std::vector<mfsdp_param> *)> spoil_params;
 
@@ -211,9 +213,10 @@ struct Links {
 
   mfsdp_status join(Rank *rank, const GroupsJob &job, const Worlds &worlds) {
     for (std::size_t g = 0; g < job.groups.size(); ++g) {
-      const Place place = job.place(rank->rank, g);
+      Place place = job.place(rank->rank, g);
       pairs.emplace_back(new Pair());
       MFSDP_TRY(pairs.back()->group.join(rank, worlds.copy(place), place.rank));
+      if (job.spoil_replica) job.spoil_replica(rank->rank, g, &place);
       if (worlds.replicas(place) != nullptr)
         MFSDP_TRY(pairs.back()->replica.join(rank, worlds.replicas(place), place.copy));
     }
@@ -543,11 +546,12 @@ using GroupsFunction = std::function<mfsdp_status(Rank &, Links &)>;
 inline RanksResult run_groups(const GroupsJob &job, const GroupsFunction &function) {
   Worlds worlds(job);
   RanksOptions options = ranks_of(job, job.ranks());
-  options.world.deadline_us = job.deadline_us;
+  options.world.deadline_us = job.deadline_us + 20 * 1000000; /* for barriers of tests */
   RanksResult result = run_ranks(options, [&](Rank &rank) {
     Links links;
     mfsdp_status status = links.join(&rank, job, worlds);
     try {
+      if (status == MFSDP_OK) status = rank.barrier(); /* a poisoned world takes no more ranks in */
       if (status == MFSDP_OK) status = function(rank, links);
     } catch (const std::exception &) {
       mfsdp_error why = mfsdp_error_none();
@@ -575,6 +579,34 @@ inline std::string run_groups_job(const GroupsJob &job, int32_t micro_batches, i
     return trainer.destroy();
   });
   return result.ok() ? "" : std::to_string(micro_batches) + " micro-batches:\n" + result.text();
+}
+
+/* A create that fails with E_MISMATCH and the text on all ranks, at once and leaving nothing; then
+ * a correct one on the same worlds, and a step. */
+inline void must_mismatch(const GroupsJob &bad, const GroupsTrainer::Change &change,
+                          const std::string &text) {
+  GroupsJob good = bad;
+  good.spoil_params = nullptr;
+  good.tune = nullptr;
+  const Expected expected = good.expected(1, 1);
+  const int64_t start_us = mfsdp_clock_us();
+  const RanksResult result = run_groups(bad, [&](Rank &rank, Links &links) {
+    {
+      GroupsTrainer t(&rank, &links, &bad, 1);
+      MFSDP_TRY(t.make_plans());
+      const std::size_t before = rank.memory->live_nbytes();
+      const mfsdp_status status = t.make_runtime(change);
+      require(t.runtime == nullptr && rank.memory->live_nbytes() == before, "something is held");
+      must_fail(rank, status, MFSDP_E_MISMATCH, text);
+    }
+    GroupsTrainer t(&rank, &links, &good, 1);
+    MFSDP_TRY(t.create());
+    MFSDP_TRY(t.step(0));
+    t.compare(expected, 0);
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << text << "\n" << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, bad.deadline_us / 2) << "some rank waited";
 }
 
 } // namespace test

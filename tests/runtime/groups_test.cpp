@@ -125,7 +125,7 @@ TEST(Groups, PrefetchNeedsTheSameUnits) {
     const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
       GroupsTrainer t(&rank, &links, &job, 1);
       MFSDP_TRY(t.make_plans());
-      must_fail(rank, t.make_runtime(), MFSDP_E_MISMATCH, "prefetch_depth is 1");
+      must_fail(rank, t.make_runtime(), MFSDP_E_MISMATCH, "need the same unit numbers");
       return MFSDP_OK;
     });
     EXPECT_TRUE(result.ok()) << result.text();
@@ -464,6 +464,317 @@ TEST(Memory, IsPredicted) {
     });
     EXPECT_TRUE(result.ok()) << result.text();
   }
+}
+
+/* ---- what does not fit together: every rank gets a status and a message, and may try again ----
+ */
+
+TEST(Mismatch, PlansInsideAGroup) {
+  struct Case {
+    int32_t thread;
+    std::size_t group;
+    std::string text;
+  };
+  /* The message of those who compare says "here: NAME"; the others hear it from them. */
+  for (const Case &c : {Case{3, 0, "first at parameter 1 (here: qkv)"},
+                        Case{0, 0, "first at parameter 1 (here: qkv)"},
+                        Case{2, 1, "first at parameter 1 (here: a.bias)"},
+                        Case{1, 1, "first at parameter 1 (here: b.bias)"}})
+    for (const int what : {0, 1, 2}) {
+      GroupsJob job = experts_job();
+      job.spoil_params = [c, what](int32_t thread, std::size_t group,
+                                   std::vector<mfsdp_param> *params) {
+        if (thread != c.thread || group != c.group) return;
+        if (what == 0) params->at(1).shape[0] += 12;
+        if (what == 1) params->at(1).hyper_group = c.group == 0 ? 1 : 2;
+        if (what == 2) params->at(1).unit = c.group == 0 ? 4 : 3;
+      };
+      if (what == 2 && c.group == 0) continue; /* an order that plans refuse */
+      test::must_mismatch(job, nullptr, c.text);
+    }
+}
+
+TEST(Mismatch, OneTensorMoreOrLess) {
+  GroupsJob job = experts_job();
+  job.spoil_params = [](int32_t thread, std::size_t group, std::vector<mfsdp_param> *params) {
+    if (thread == 2 && group == 1) params->pop_back();
+  };
+  test::must_mismatch(job, nullptr, "the first 3 agree");
+}
+
+TEST(Mismatch, BothInstancesAtOnce) {
+  GroupsJob job = experts_job();
+  job.spoil_params = [](int32_t thread, std::size_t group, std::vector<mfsdp_param> *params) {
+    if (thread >= 2 && group == 1) params->at(0).shape[1] += 1;
+  };
+  test::must_mismatch(job, nullptr, "first at parameter 0 (here: ");
+}
+
+TEST(Mismatch, Options) {
+  for (int32_t culprit = 0; culprit < 4; ++culprit) {
+    GroupsJob job = experts_job();
+    int32_t seen = 0;
+    std::mutex mutex;
+    job.tune = [&](mfsdp_runtime_desc *desc) {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (seen++ == culprit) desc->clip_norm = 2.5;
+    };
+    test::must_mismatch(job, nullptr, "the option hash of rank");
+  }
+}
+
+TEST(Mismatch, NumberOfGroups) {
+  int32_t seen = 0;
+  std::mutex mutex;
+  test::must_mismatch(
+      experts_job(),
+      [&](mfsdp_runtime_desc *, std::vector<mfsdp_group> *groups,
+          std::vector<mfsdp_hyper_group> *) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (seen++ == 2) groups->resize(1); /* some rank */
+      },
+      "the option hash of rank");
+}
+
+/* Errors that a rank sees alone: on all ranks here, so nobody waits. */
+TEST(BadGroups, SeenByEachRank) {
+  struct Case {
+    std::string text;
+    GroupsTrainer::Change change;
+  };
+  GroupsJob job = experts_job();
+  const std::vector<Case> cases = {
+      {"groups[1]: the plan is for world 4, the transport has 2",
+       [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+         (*g)[1].plan = (*g)[0].plan;
+       }},
+      {"the transport rank",
+       [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+         (*g)[1].control = (*g)[0].control;
+       }},
+      {"groups[1] has 4 ranks with its replicas, groups[0], which spans all, has 2",
+       [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+         std::swap((*g)[0], (*g)[1]);
+       }},
+      {"groups[1].plan is NULL", [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g,
+                                    std::vector<mfsdp_hyper_group> *) { (*g)[1].plan = nullptr; }},
+      {"control: needs allgather",
+       [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+         (*g)[1].replica = (*g)[1].transport;
+       }},
+      {"groups[1] has a replica_control but no replica",
+       [](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+         (*g)[1].replica_control = (*g)[1].control;
+       }},
+  };
+  for (const Case &c : cases) {
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsTrainer t(&rank, &links, &job, 1);
+      MFSDP_TRY(t.make_plans());
+      must_fail(rank, t.make_runtime(c.change), MFSDP_E_ARGUMENT, c.text);
+      require(t.runtime == nullptr, "a runtime all the same");
+      MFSDP_TRY(t.make_runtime());
+      MFSDP_TRY(t.init());
+      MFSDP_TRY(t.step(0));
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << c.text << "\n" << result.text();
+  }
+}
+
+TEST(BadGroups, AUnitInTwoGroups) {
+  GroupsJob job = base_job();
+  job.add_group({{0, 1, 2, 3}}, dense_tensors());
+  job.add_instance(true, {{0, 2}}, {ref::matrix("a", 2, 4, 9)});
+  job.add_instance(false, {{1, 3}}, {ref::matrix("b", 2, 4, 9)});
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.make_plans());
+    must_fail(rank, t.make_runtime(), MFSDP_E_ARGUMENT, "unit 2 is in groups 0 and 1");
+    return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* What one rank gets wrong alone keeps the others waiting, but not longer than the deadline. */
+TEST(BadGroups, OnOneRank) {
+  for (const int what : {0, 1}) {
+    GroupsJob job = experts_job();
+    job.deadline_us = 300 * 1000;
+    const int64_t start_us = mfsdp_clock_us();
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsTrainer t(&rank, &links, &job, 1);
+      MFSDP_TRY(t.make_plans());
+      const mfsdp_status status = t.make_runtime(
+          [&](mfsdp_runtime_desc *, std::vector<mfsdp_group> *g, std::vector<mfsdp_hyper_group> *) {
+            if (rank.rank != 3) return;
+            if (what == 0) std::swap((*g)[0], (*g)[1]);
+            if (what == 1) (*g)[1].plan = nullptr;
+          });
+      const std::string message = mfsdp_context_error(&rank.context)->message;
+      (void)rank.barrier(); /* so that nobody's leaving ends the others' wait */
+      if (rank.rank == 3)
+        require(status == MFSDP_E_ARGUMENT, "the rank that is wrong");
+      else
+        require((status == MFSDP_E_TIMEOUT || status == MFSDP_E_POISONED) &&
+                    message.find("rank 3 has not come") != std::string::npos,
+                mfsdp_status_name(status) + (": " + message));
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_TRUE(result.ok()) << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, 8 * 1000000);
+  }
+}
+
+/* ---- failures while running: an error in one world must reach ranks that wait in another ---- */
+
+struct Failure {
+  mfsdp_status status = MFSDP_OK;
+  std::string message;
+  int64_t after_us = 0;
+};
+
+/* Steps until an error; then waits, still holding everything, until all ranks have one. */
+void fail_in_step(const GroupsJob &job,
+                  const std::function<void(Rank &, GroupsTrainer &, Links &)> &act,
+                  int64_t within_us, const std::string &text) {
+  std::vector<Failure> failures(static_cast<std::size_t>(job.ranks()));
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    Failure *failure = &failures[static_cast<std::size_t>(rank.rank)];
+    GroupsTrainer t(&rank, &links, &job, 2);
+    MFSDP_TRY(t.create());
+    MFSDP_TRY(t.step(0));
+    MFSDP_TRY(rank.barrier());
+    const int64_t start_us = mfsdp_clock_us();
+    act(rank, t, links);
+    for (int64_t s = 1; s < 20 && failure->status == MFSDP_OK; ++s)
+      failure->status = t.step(s);
+    failure->message = mfsdp_context_error(&rank.context)->message;
+    failure->after_us = mfsdp_clock_us() - start_us;
+    must_fail(rank, t.begin(30), MFSDP_E_POISONED, "refused after the first error");
+    MFSDP_TRY(rank.barrier());
+    require(t.destroy() == MFSDP_OK, "destroy after a failure");
+    return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+  for (std::size_t r = 0; r < failures.size(); ++r) {
+    EXPECT_NE(failures[r].status, MFSDP_OK) << r;
+    EXPECT_LT(failures[r].after_us, within_us) << "rank " << r << ": " << failures[r].message;
+    EXPECT_NE(failures[r].message.find(text), std::string::npos)
+        << r << ": " << failures[r].message;
+  }
+}
+
+TEST(Failure, OfOneWorldReachesAllRanks) {
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER})
+    for (const std::size_t group : {0u, 1u})
+      for (const int32_t culprit : {0, 3}) {
+        GroupsJob job = experts_job();
+        job.queue_kind = kind;
+        if (kind == MFSDP_HOST_QUEUE_WORKER) job.prefetch_depth = job.reduce_depth = 2;
+        fail_in_step(
+            job,
+            [&](Rank &rank, GroupsTrainer &, Links &links) {
+              mfsdp_error why = mfsdp_error_none();
+              (void)MFSDP_ERROR_SET(&why, MFSDP_E_IO, rank.rank, "a cable fell out");
+              if (rank.rank == culprit) links.pairs[group]->group.poison(&why);
+            },
+            5 * 1000000, "a cable fell out");
+      }
+}
+
+/* A rank that stops calling: the others leave by the deadline, those of the other instance too. */
+TEST(Failure, ARankThatStopsIsNoticedByTheDeadline) {
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
+    GroupsJob job = uneven_job();
+    job.queue_kind = kind;
+    job.deadline_us = 400 * 1000;
+    std::vector<mfsdp_status> status(4);
+    std::vector<int64_t> after_us(4);
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      const std::size_t me = static_cast<std::size_t>(rank.rank);
+      GroupsTrainer t(&rank, &links, &job, 1);
+      MFSDP_TRY(t.create());
+      MFSDP_TRY(t.step(0));
+      MFSDP_TRY(t.begin(1));
+      const int64_t start_us = mfsdp_clock_us();
+      if (rank.rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+      status[me] = t.micro_batch(1, 0);
+      if (status[me] == MFSDP_OK) status[me] = t.end();
+      after_us[me] = mfsdp_clock_us() - start_us;
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+    for (std::size_t r = 0; r < 4; ++r) {
+      EXPECT_NE(status[r], MFSDP_OK) << r;
+      EXPECT_LT(after_us[r], 3 * 1000000) << r;
+    }
+  }
+}
+
+/* ---- set-up under failing allocations ---- */
+
+enum class Who { kOneRank, kOneRankForGood };
+
+/* Fails allocation n of create on `culprit`. False when n was beyond the last one. */
+bool fail_allocation(const GroupsJob &job, Who who, int32_t culprit, int64_t n) {
+  bool failed = false;
+  std::vector<mfsdp_status> status(static_cast<std::size_t>(job.ranks()), MFSDP_OK);
+  std::vector<std::string> message(status.size());
+  const int64_t start_us = mfsdp_clock_us();
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    const std::size_t me = static_cast<std::size_t>(rank.rank);
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.make_plans());
+    if (rank.rank == culprit && who == Who::kOneRank) rank.memory->fail_at(n);
+    if (rank.rank == culprit && who == Who::kOneRankForGood) rank.memory->fail_from(n);
+    status[me] = t.make_runtime();
+    if (rank.rank == culprit) failed = rank.memory->failed();
+    rank.memory->fail_at(-1);
+    if (status[me] != MFSDP_OK) require(t.runtime == nullptr, "half a runtime");
+    if (status[me] == MFSDP_OK) status[me] = t.init();
+    for (int64_t s = 0; s < 2 && status[me] == MFSDP_OK; ++s)
+      status[me] = t.step(s);
+    message[me] = mfsdp_context_error(&rank.context)->message;
+    MFSDP_TRY(rank.barrier()); /* nobody is woken by another one's leaving */
+    return t.runtime != nullptr ? t.destroy() : MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << "allocation " << n << ": " << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, job.deadline_us / 2) << "allocation " << n;
+  for (std::size_t r = 0; r < status.size(); ++r) {
+    EXPECT_EQ(status[r] != MFSDP_OK, failed) << "allocation " << n << " rank " << r;
+    if (!failed) continue;
+    EXPECT_NE(message[r].find("the allocator refused"), std::string::npos)
+        << "allocation " << n << " rank " << r << ": " << message[r];
+  }
+  return failed;
+}
+
+TEST(SetUp, EveryAllocationOfOneRankFails) {
+#if MFSDP_TEST_SANITIZER
+  const int64_t stride = 7;
+#else
+  const int64_t stride = 1;
+#endif
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER})
+    for (const bool replicas : {false, true}) {
+      GroupsJob job = uneven_job();
+      if (replicas) {
+        job = base_job();
+        job.add_group({{0, 1}, {2, 3}}, dense_tensors());
+        job.add_instance(true, {{0}, {2}}, expert_tensors("a"));
+        job.add_instance(false, {{1}, {3}}, other_tensors("b"));
+      }
+      job.queue_kind = kind;
+      int64_t n = 0;
+      while (fail_allocation(job, n % 2 ? Who::kOneRank : Who::kOneRankForGood,
+                             static_cast<int32_t>(n % 4), n) &&
+             !HasFailure())
+        n += stride;
+      EXPECT_GT(n, 60);
+      EXPECT_LT(n, 1000);
+    }
 }
 
 } // namespace
