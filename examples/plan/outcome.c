@@ -33,6 +33,14 @@ static int predict(mfsdp_context *context, plan_outcome *out, int index, plan_er
   return PLAN_OK;
 }
 
+/* The paper's cost; stated, since the planners' own default differs. */
+static int64_t elements_cost(void *user, int32_t param, int64_t rows, int64_t cols) {
+  int64_t elements;
+  (void)user;
+  (void)param;
+  return mfsdp_i64_mul(rows, cols, &elements) ? elements : -1;
+}
+
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error) {
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
@@ -44,7 +52,7 @@ int plan_outcome_make(mfsdp_context *context, const plan_question *question, int
   desc.param_count = question->params->count;
   desc.world = world;
   desc.planner = question->planner;
-  if (question->newton_schulz_cost) desc.cost = mfsdp_cost_newton_schulz;
+  desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : elements_cost;
   if (mfsdp_plan_create(context, &desc, &out->plan) != MFSDP_OK ||
       mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
     status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
