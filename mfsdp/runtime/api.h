@@ -56,6 +56,7 @@ MFSDP_API mfsdp_group mfsdp_group_default(void)
  * mfsdp_runtime_loss_scale, the step divides by it. A non-finite gradient skips the step and multiplies
  * the scale by `backoff`; after `growth_interval` applied steps in a row it is multiplied by `growth`.
  * A step that is skipped for want of weights leaves the scale and the count of steps alone.
+ * A back-off that would leave the normal floats (below 2^-126) is not made.
  * Equal on all ranks, since the verdict is. torch.amp.GradScaler's rule and defaults.
  */
 typedef struct mfsdp_loss_scale {
@@ -84,7 +85,8 @@ typedef struct mfsdp_runtime_desc {
                                   * half the gathers, and a slot for every unit */
   int32_t local_accumulation; /* 1: micro-batches add up on each rank and are reduced once, with the
                                * last: less traffic, a gradient slot for every unit, and no equality
-                               * between worlds */
+                               * between worlds. They add up in the gradient dtype: with 16 bits that
+                               * loses digits with every micro-batch, f32 and a 16-bit wire do not */
   int32_t max_micro_batches;  /* upper bound of mfsdp_step_desc.micro_batch_count */
   int32_t weighted;           /* 1: the mean is over weights (mfsdp_step_weight) */
   double clip_norm;           /* > 0: global-norm clipping; 0: off */

@@ -106,6 +106,27 @@ TEST(LossScale, FollowsItsRule) {
     }
 }
 
+/* It may fall for ever, but stays a normal float: at 0 every gradient would look sound. */
+TEST(LossScale, NeverFallsOutOfTheFloats) {
+  Job job = test::small_job();
+  job.script.sample = [](int64_t step, int64_t, int32_t) {
+    return step < 8 ? ref::Sample::kNan : ref::Sample::kPresent;
+  };
+  job.options.loss_scale.initial = 1;
+  job.options.loss_scale.backoff = std::ldexp(1.0, -25);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Trainer t(&rank, &job, 1);
+    MFSDP_TRY(t.create());
+    for (int s = 0; s < 9; ++s) {
+      MFSDP_TRY(t.step(s));
+      require(t.verdict.skipped == (s < 8), "skips");
+      require(t.verdict.loss_scale == std::ldexp(1.0, -25 * std::min(s, 5)), "the scale");
+    }
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 TEST(LossScale, WithoutItTheScaleIsOneAlsoAfterASkip) {
   Job job = medium_job();
   job.script.sample = [](int64_t step, int64_t, int32_t) {
