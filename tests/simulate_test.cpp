@@ -139,8 +139,8 @@ TEST(SimulateWire, HierarchicalWithASmallLastNode) {
 }
 
 TEST(SimulateWire, Native) {
-  /* 3 x 10 us and 3000 bytes (rank 1 owns nothing) at the node's 150 B/us. */
-  EXPECT_NEAR(wire(MFSDP_SIM_NATIVE, false, kUneven).us, 30 + 20, kTiny);
+  /* Two hops inside and one between nodes; 3000 bytes (rank 1 owns nothing) at the node's 150. */
+  EXPECT_NEAR(wire(MFSDP_SIM_NATIVE, false, kUneven).us, 12 + 20, kTiny);
   mfsdp_cluster c = small_cluster();
   c.ranks_per_node = 4;
   EXPECT_NEAR(wire(MFSDP_SIM_NATIVE, false, kUneven, c).us, 3 + 3, kTiny);

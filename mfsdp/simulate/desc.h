@@ -22,8 +22,8 @@
  * struct, its defaults and its rules, and for programs that read it from a file.
  */
 #define MFSDP_CLUSTER_TABLE(X)                                                                   \
-  X(node_latency_us, "us", 5.0, 0.0, 1e9)           /* a message inside a node */                \
-  X(net_latency_us, "us", 15.0, 0.0, 1e9)           /* a message between nodes */                \
+  X(node_latency_us, "us", 3.4, 0.0, 1e9)           /* a message inside a node */                \
+  X(net_latency_us, "us", 14.0, 0.0, 1e9)           /* a message between nodes */                \
   X(node_nbytes_per_s, "B/s", 300e9, 1.0, 1e18)     /* one rank inside its node, each way */     \
   X(net_nbytes_per_s, "B/s", 25e9, 1.0, 1e18)       /* one rank into the network, each way */    \
   X(net_node_nbytes_per_s, "B/s", 200e9, 1.0, 1e18) /* all ranks of a node together, each way */ \
@@ -41,9 +41,10 @@ typedef struct mfsdp_cluster {
 } mfsdp_cluster;
 
 /*
- * A node of eight A100-SXM4-80GB with one 200 Gb/s InfiniBand port each: NVIDIA's data sheet
- * (NVLink 600 GB/s both ways together, 312 TFLOP/s dense bf16, 2,039 GB/s, 80 GB). The latencies
- * are assumptions of usual size. Peaks, so predictions are lower bounds; put in sustained rates.
+ * A node of eight A100-SXM4-80GB with one 200 Gb/s InfiniBand port each. Rates are NVIDIA's data
+ * sheet (NVLink 600 GB/s both ways together, 312 TFLOP/s dense bf16, 2,039 GB/s, 80 GB), latencies
+ * NCCL's tuning table (tuning.cc: a hop of a ring, Simple protocol, NVLink 3.4 us, network 14 us).
+ * Peaks, so predictions are lower bounds; put in sustained rates.
  */
 MFSDP_API mfsdp_cluster mfsdp_cluster_default(void) {
   mfsdp_cluster cluster;

@@ -107,14 +107,11 @@ MFSDP_API mfsdp_status mfsdp__sim_slices(mfsdp__sim *sim, int64_t elements, int6
   const mfsdp_cluster *c = sim->ask.cluster;
   const int64_t slice = elements / sim->world + (elements % sim->world != 0);
   const int64_t peers = sim->world - 1;
-  const int inside = sim->world <= c->ranks_per_node;
-  double a = inside ? c->node_latency_us : c->net_latency_us, b = c->node_nbytes_per_s;
   int64_t nbytes;
   if (peers == 0 || elements == 0) return MFSDP_OK;
-  if (!inside && c->net_node_nbytes_per_s < b) b = c->net_node_nbytes_per_s;
   if (!mfsdp_i64_mul(slice, element_nbytes, &nbytes) || !mfsdp__sim_accumulate(sent, nbytes, peers))
     return mfsdp__sim_overflow(sim, "sent bytes");
-  *us += (double)peers * a + mfsdp__sim_us((double)nbytes * (double)peers, b);
+  *us += mfsdp__sim_native_us(c, sim->world, (double)nbytes * (double)peers);
   if (is_reduce) *us += mfsdp__sim_us(3.0 * (double)nbytes * sim->world, c->memory_nbytes_per_s);
   return MFSDP_OK;
 }

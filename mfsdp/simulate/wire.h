@@ -31,8 +31,10 @@
  * max((N-1) s_r, F_r) / b_net ] (and at least max over k of max(P_k (N-1), P - P_k) / b_node)
  *     + max over r of [ messages a_in + max((n-1) (s_r + F_r), P - s_r - F_r) / b_in ].
  * NATIVE (NCCL, MPI): rings through all network ports of a node at once, as nccl-tests defines bus
- * bandwidth (PERFORMANCE.md: an all-gather takes S/B (W-1)/W):
- *   T = (W-1) a + (P - min s) / B, B = b_in in one node, else min(b_in, b_node), a likewise.
+ * bandwidth (PERFORMANCE.md: an all-gather takes S/B (W-1)/W), with the hops that NCCL's own tuning
+ * model counts (tuning.cc: N - 1 of a ring's W - 1 steps cross the network):
+ *   T = (W - N) a_in + (N - 1) a_net + (P - min s) / B, B = b_in in one node, else
+ *   min(b_in, b_node).
  *
  * A reduce is the gather backwards: the same times, sends and receives exchanged. Its sums add a
  * pass over memory: DIRECT reads W terms and writes one, (W+1) max s / b_memory; RING and NATIVE
@@ -207,14 +209,18 @@ MFSDP_API double mfsdp__sim_ring(mfsdp__sim_wire *w) {
   return w->world > 2 ? busy + hops - busy_hop - cheapest : busy;
 }
 
+/* NATIVE without its sums: `nbytes` is what the neediest rank receives. */
+MFSDP_API double mfsdp__sim_native_us(const mfsdp_cluster *c, int32_t world, double nbytes) {
+  const int32_t nodes = (world - 1) / c->ranks_per_node + 1;
+  double b = c->node_nbytes_per_s;
+  if (nodes > 1 && c->net_node_nbytes_per_s < b) b = c->net_node_nbytes_per_s;
+  return (world - nodes) * c->node_latency_us + (nodes - 1) * c->net_latency_us +
+         mfsdp__sim_us(nbytes, b);
+}
+
 MFSDP_API double mfsdp__sim_native(mfsdp__sim_wire *w) {
   const mfsdp_cluster *c = w->cluster;
-  const int inside = w->node_count == 1;
-  const double a = inside ? c->node_latency_us : c->net_latency_us;
-  double b = c->node_nbytes_per_s;
-  double us;
-  if (!inside && c->net_node_nbytes_per_s < b) b = c->net_node_nbytes_per_s;
-  us = (w->world - 1) * a + mfsdp__sim_us((double)(w->total - w->smallest), b);
+  double us = mfsdp__sim_native_us(c, w->world, (double)(w->total - w->smallest));
   mfsdp__sim_ring_sent(w);
   if (w->is_reduce) us += mfsdp__sim_us(3.0 * (double)w->total, c->memory_nbytes_per_s);
   return us;
