@@ -10,8 +10,10 @@
  *   3. Local search on cost (plan/search.h) down to a proven bound (plan/bound.h).
  *   4. Few matrices on few ranks: all placements (plan/exact.h).
  *   5. Local search on bytes while no rank passes the largest cost reached: down to the level that
- *      the tails fill up to. If not even 1/MFSDP__BALANCE_NEAR above it is reached so, again while
- * no rank passes the proven bound by more than 1/MFSDP__BALANCE_SLACK: much memory for little time.
+ *      the tails fill up to.
+ *   6. If the fullest rank stays more than 1/MFSDP__BALANCE_GAIN of the level above it: the same
+ * while no rank passes the proven bound on cost by more than 1/MFSDP__BALANCE_SLACK; undone unless
+ *      the fullest rank loses at least such a part by it. Little time for much memory.
  * Integers only; the work is limited by a count of steps, never by time.
  * Private to the plan.
  * Does not: place tails (plan/place.h does).
@@ -27,7 +29,7 @@
 #define MFSDP__BALANCE_WORK (INT64_C(1) << 26)
 
 #define MFSDP__BALANCE_SLACK 128
-#define MFSDP__BALANCE_NEAR 64
+#define MFSDP__BALANCE_GAIN 64
 
 typedef struct mfsdp__balance {
   mfsdp__search search;
@@ -277,10 +279,28 @@ MFSDP_API void mfsdp__balance_level(mfsdp__search *search, int by, int64_t targe
   mfsdp__search_level(search, by, target);
 }
 
+/* Step 6, with the lists linked by bytes: kept if the fullest rank loses enough by it. */
+MFSDP_API void mfsdp__balance_trade(mfsdp__balance *balance) {
+  mfsdp__search *search = &balance->search;
+  mfsdp__build *build = search->build;
+  const int32_t last = build->plan->world - 1;
+  const int64_t before = search->order[last].key, near = balance->level / MFSDP__BALANCE_GAIN;
+  const int64_t slack = balance->bound + balance->bound / MFSDP__BALANCE_SLACK;
+  int32_t *saved = balance->sorted; /* no longer needed */
+  int32_t i;
+  if (slack <= search->cap[MFSDP__BY_COST] || before <= balance->level + near) return;
+  for (i = 0; i < build->matrix_count; ++i)
+    saved[i] = build->owner[i];
+  search->cap[MFSDP__BY_COST] = slack;
+  mfsdp__balance_level(search, MFSDP__BY_NBYTES, balance->level + near);
+  if (search->order[last].key < before - near) return;
+  for (i = 0; i < build->matrix_count; ++i)
+    build->owner[i] = saved[i];
+}
+
 MFSDP_API void mfsdp__balance_run(mfsdp__balance *balance) {
   mfsdp__search *search = &balance->search;
   const int64_t cap = search->build->desc->caps.max_resident_nbytes;
-  int64_t most, slack;
   search->cap[MFSDP__BY_COST] = INT64_MAX;
   search->cap[MFSDP__BY_NBYTES] = cap;
   mfsdp__balance_matrices(balance);
@@ -295,14 +315,10 @@ MFSDP_API void mfsdp__balance_run(mfsdp__balance *balance) {
   mfsdp__balance_level(search, MFSDP__BY_COST, balance->bound);
   mfsdp__exact_run(search, balance->sorted, balance->bound);
   mfsdp__search_link(search, MFSDP__BY_NBYTES);
-  most = mfsdp__balance_most(search, MFSDP__BY_COST);
-  search->cap[MFSDP__BY_COST] = most;
+  search->cap[MFSDP__BY_COST] = mfsdp__balance_most(search, MFSDP__BY_COST);
   mfsdp__balance_level(search, MFSDP__BY_NBYTES, balance->level);
-  slack = balance->bound + balance->bound / MFSDP__BALANCE_SLACK;
-  if (slack <= most) return;
-  search->cap[MFSDP__BY_COST] = slack;
-  mfsdp__balance_level(search, MFSDP__BY_NBYTES,
-                       balance->level + balance->level / MFSDP__BALANCE_NEAR);
+  if (search->order[search->build->plan->world - 1].key > balance->level)
+    mfsdp__balance_trade(balance);
 }
 
 /* Fills build->owner. */

@@ -267,7 +267,8 @@ MFSDP_API mfsdp_status mfsdp__build_run(mfsdp__build *build) {
  * points to is copied. Complete on return; the same bytes on every rank.
  * Time O(n log n + world log world) for n parameters, matrices and runs, and no table of
  * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks.
- * BALANCED adds up to four searches of MFSDP__BALANCE_WORK steps, half a second each.
+ * BALANCED adds up to four searches of MFSDP__BALANCE_WORK steps, half a second each; its caps may
+ * make it try all ranks for each matrix.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_create(mfsdp_context *context,
                                                        const mfsdp_plan_desc *desc,

@@ -132,10 +132,12 @@ MFSDP_API void mfsdp__search_reorder(mfsdp__search *search, int by, int32_t rank
   for (; at > 0 && mfsdp__keyed_less(moved, search->order[at - 1]); --at) {
     search->order[at] = search->order[at - 1];
     search->place[search->order[at].id] = at;
+    --search->work;
   }
   for (; at + 1 < world && mfsdp__keyed_less(search->order[at + 1], moved); ++at) {
     search->order[at] = search->order[at + 1];
     search->place[search->order[at].id] = at;
+    --search->work;
   }
   search->order[at] = moved;
   search->place[rank] = at;
