@@ -30,7 +30,7 @@ typedef enum mfsdp_missing {
  * instances (the ranks {0, 2} may share other experts than {1, 3}); with prefetch_depth they use the same
  * unit numbers. Every rank lists the groups in the same order; where it has nothing of one, an empty plan.
  *
- * Replicas (HSDP): the ranks that own the same pieces in different copies of the group. Gradients are
+ * Replicas (HSDP): the ranks of the same number in different copies of the group. Gradients are
  * summed over the group first, then over the replicas in their order. Sample block i * ranks + k is
  * micro-batch i of rank k, where k = replica rank * group world + group rank in group 0.
  */

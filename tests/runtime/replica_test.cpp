@@ -445,6 +445,27 @@ TEST(Failure, BetweenReplicasReachesAllRanks) {
   }
 }
 
+/* Words of many ranks travel in several messages: as many ranks a time as fit. */
+TEST(Verdict, WordsOfAllRanks) {
+  const GroupsJob job = replica_job(copies_of(2, 3), model_tensors());
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.create());
+    for (const std::size_t nbytes :
+         {8u, 1366u, 1500u, 2048u, 2049u, 4096u, 5000u}) { /* 3, 2 or 1 */
+      std::vector<unsigned char> own(nbytes, static_cast<unsigned char>(t.number() + 1));
+      std::vector<unsigned char> all(6 * nbytes + 1, 0);
+      MFSDP_TRY(mfsdp__all_ranks_gather(t.runtime, own.data(), nbytes, all.data()));
+      for (std::size_t k = 0; k < 6; ++k)
+        for (std::size_t i = 0; i < nbytes; ++i)
+          require(all[k * nbytes + i] == k + 1, "a word of another rank");
+      require(all.back() == 0, "a write past the end");
+    }
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 /* Where counts of blocks pass 32 bits, orders and places must not wrap. */
 TEST(Verdict, BlockOrderIn64Bits) {
   mfsdp__verdict_build build;
