@@ -77,6 +77,7 @@ static int run(const plan_options *o, plan_input *input, texts *t, plan_error *e
   question.input = input->title;
   question.params = &input->params;
   question.planner = o->planner;
+  question.caps = o->caps;
   question.newton_schulz_cost = o->newton_schulz_cost;
   question.algorithm = o->algorithm;
   question.newton_schulz_steps = o->steps;

@@ -272,7 +272,7 @@ static int put_section(FILE *f, const plan_outcome *o, double y, plan_error *err
            "planner %s; gamma at most %.2f, on average %.2f; largest cost over the proven bound "
            "(%s) %.3f",
            mfsdp_planner_name(mfsdp_plan_planner(o->plan)), s->gamma_max, s->gamma_mean,
-           plan_bound_name(s->bound), s->cost_ratio);
+           mfsdp_plan_bound_name(s->bound), s->cost_ratio);
   put_text(f, 24, y + 46, "class=\"small\"", line);
   for (int i = 0; i < 2; ++i) {
     map m = map_of(o, i == 0);

@@ -18,6 +18,13 @@ static const char *const names[OPTION_COUNT] = {
 #undef NAME
 };
 
+/* Is `word` the option, with - where the name has _? */
+static int is_option(const char *word, const char *name) {
+  for (; *word && *name; ++word, ++name)
+    if (*word != (*name == '_' ? '-' : *name)) return 0;
+  return *word == *name;
+}
+
 static int worlds(const char *list, plan_options *o, plan_error *error) {
   for (;;) {
     const size_t length = strcspn(list, ",");
@@ -79,6 +86,12 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
   case OPTION_planner: return planner(word, o, error);
   case OPTION_cost:
     return choice(option, word, "newton-schulz", "elements", &o->newton_schulz_cost, error);
+  case OPTION_max_resident:
+    return number(option, word, 0, INT64_MAX - 1, &o->caps.max_resident_nbytes, error);
+  case OPTION_max_gamma:
+    return number(option, word, 1000, INT64_C(1) << 40, &o->caps.max_gamma_permille, error);
+  case OPTION_max_owners:
+    return number(option, word, 1, MFSDP_PLAN_MAX_WORLD, &o->caps.max_owners, error);
   case OPTION_cluster: o->cluster = word; break;
   case OPTION_rules: o->rules = word; break;
   case OPTION_dtype:
@@ -110,6 +123,7 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
 static void defaults(plan_options *o) {
   memset(o, 0, sizeof *o);
   o->planner = mfsdp_plan_desc_default().planner;
+  o->caps = mfsdp_plan_desc_default().caps;
   o->newton_schulz_cost = 1;
   o->views = PLAN_VIEWS_WHOLE;
   o->algorithm = MFSDP_SIM_DIRECT;
@@ -132,7 +146,7 @@ int plan_options_parse(int argc, char **argv, plan_options *options, plan_error 
       options->inputs[options->input_count++] = argv[i]; /* never past i */
       continue;
     }
-    while (option < OPTION_COUNT && strcmp(argv[i], names[option]) != 0)
+    while (option < OPTION_COUNT && !is_option(argv[i], names[option]))
       ++option;
     if (option == OPTION_COUNT)
       return plan_fail(error, "unknown option '%.60s' (see --help)", argv[i]);
@@ -146,6 +160,15 @@ int plan_options_parse(int argc, char **argv, plan_options *options, plan_error 
   return PLAN_OK;
 }
 
+static void help_line(FILE *f, const char *name, const char *value, const char *help) {
+  int column = 2;
+  fputs("  ", f);
+  for (; *name; ++name, ++column)
+    fputc(*name == '_' ? '-' : *name, f);
+  column += fprintf(f, " %s", value);
+  fprintf(f, "%*s %s\n", column < 24 ? 24 - column : 0, "", help);
+}
+
 void plan_options_help(FILE *f) {
   fputs("mfsdp-plan INPUT.. --world N[,N..] [options]\n\n"
         "Plans owners for the matrices of a model, judges the plan and predicts the training step\n"
@@ -157,7 +180,7 @@ void plan_options_help(FILE *f) {
   for (int i = 0; plan_model_at(i); ++i)
     fprintf(f, " %s", plan_model_at(i)->name);
   fputs("\n\n", f);
-#define HELP(name, value, help) fprintf(f, "  %-22s %s\n", "--" #name " " value, help);
+#define HELP(name, value, help) help_line(f, "--" #name, value, help);
   PLAN_OPTION_TABLE(HELP)
 #undef HELP
   fputs("  --help                 this text\n\n"

@@ -13,11 +13,14 @@
 extern "C" {
 #endif
 
-/* X(name, value, help) */
+/* X(name, value, help); the option is written with - for _. */
 #define PLAN_OPTION_TABLE(X)                                                                 \
   X(world, "N[,N..]", "ranks to plan for, each 1 to 1048576; needed")                        \
   X(planner, "NAME", "round-robin, role-greedy, scope-greedy, cost-aware or balanced")       \
   X(cost, "NAME", "newton-schulz (default): plan by its work; elements: as the paper does")  \
+  X(max_resident, "BYTES", "cap on a rank's resident bytes, before optimizer state")         \
+  X(max_gamma, "PERMILLE", "cap on every unit's gamma, in thousandths, at least 1000")       \
+  X(max_owners, "N", "cap on the owners of a unit, at least 1")                              \
   X(cluster, "FILE", "lines of `key value`; default: nodes of 8 A100, data sheet rates")     \
   X(rules, "FILE",                                                                           \
     "lines of `pattern role view unit` for names of checkpoints, tried before "              \
@@ -46,6 +49,7 @@ typedef struct plan_options {
   mfsdp_sim_algorithm algorithm;
   int32_t steps, replicas;
   int64_t tokens, chunk;
+  mfsdp_plan_caps caps;
   const char *cluster, *rules, *json, *svg; /* NULL: not given */
   int help;
 } plan_options;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "outcome.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -33,29 +34,28 @@ static int predict(mfsdp_context *context, plan_outcome *out, int index, plan_er
   return PLAN_OK;
 }
 
-/* The paper's cost; stated, since the planners' own default differs. */
-static int64_t elements_cost(void *user, int32_t param, int64_t rows, int64_t cols) {
-  int64_t elements;
-  (void)user;
-  (void)param;
-  return mfsdp_i64_mul(rows, cols, &elements) ? elements : -1;
-}
-
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error) {
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  int32_t *nodes = (int32_t *)malloc((size_t)world * sizeof *nodes);
   int status = PLAN_OK;
   memset(out, 0, sizeof *out);
+  if (!nodes) return plan_fail(error, "no memory for %d ranks", (int)world);
+  for (int32_t r = 0; r < world; ++r)
+    nodes[r] = r / question->cluster.ranks_per_node;
   out->question = question;
   out->summary = mfsdp_plan_summary_default();
   desc.params = question->params->list;
   desc.param_count = question->params->count;
   desc.world = world;
   desc.planner = question->planner;
-  desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : elements_cost;
+  desc.caps = question->caps;
+  desc.node_of_rank = nodes;
+  desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : mfsdp_plan_cost_elements;
   if (mfsdp_plan_create(context, &desc, &out->plan) != MFSDP_OK ||
       mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
     status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
+  free(nodes);
   for (int i = 0; i < PLAN_PREDICTIONS && status == PLAN_OK; ++i)
     status = predict(context, out, i, error);
   if (status != PLAN_OK) plan_outcome_free(context, out);
@@ -92,15 +92,6 @@ const char *plan_bytes_text(double nbytes, char text[24]) {
 const char *plan_count_text(double count, char text[24]) {
   static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
   return scaled(count, units, 7, text);
-}
-
-const char *plan_bound_name(mfsdp_plan_bound bound) {
-  switch (bound) {
-  case MFSDP_BOUND_VOLUME: return "volume";
-  case MFSDP_BOUND_LARGEST: return "largest matrix";
-  case MFSDP_BOUND_PIGEONHOLE: return "pigeonhole";
-  default: return "other";
-  }
 }
 
 static const char *cost_name(const plan_question *q) {
@@ -159,7 +150,7 @@ static void print_prediction(const plan_outcome *o, const plan_prediction *p, FI
 
 void plan_outcome_print(const plan_outcome *o, FILE *f) {
   const mfsdp_plan_summary *s = &o->summary;
-  char most[24], least[24];
+  char most[24], least[24], held[24], needed[24];
   fprintf(f, "\nworld %d: %d units, %d matrices, %d pieces; planner %s, cost %s, hash %016llx\n",
           (int)s->world, (int)s->unit_count, (int)s->matrix_count, (int)s->piece_count,
           mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
@@ -170,9 +161,17 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
           mfsdp_plan_spread_ratio(s->cost, s->world),
           mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
           mfsdp_plan_spread_ratio(s->sent, s->world));
-  fprintf(f, "  largest cost %s on rank %d; proven bound %s (%s): ratio %.4f\n",
+  fprintf(f,
+          "  largest cost %s on rank %d; proven bound %s (%s): ratio %.4f\n"
+          "  largest resident bytes before optimizer state %s; proven bound %s (%s): ratio %.4f\n",
           plan_count_text((double)s->cost.max, most), (int)s->cost.max_rank,
-          plan_count_text((double)s->cost_bound, least), plan_bound_name(s->bound), s->cost_ratio);
+          plan_count_text((double)s->cost_bound, least), mfsdp_plan_bound_name(s->bound),
+          s->cost_ratio, plan_bytes_text((double)s->resident_nbytes.max, held),
+          plan_bytes_text((double)s->resident_nbytes_bound, needed),
+          mfsdp_plan_bound_name(s->resident_bound),
+          s->resident_nbytes_bound > 0
+              ? (double)s->resident_nbytes.max / (double)s->resident_nbytes_bound
+              : 1.0);
   fprintf(f, "  %-24s %10s %11s %10s %10s  %9s %9s %9s  %9s\n", "predicted", "optimizer",
           "materialize", "reduce", "step", "gather", "reduce", "optimizer", "resident");
   fprintf(f, "  %-24s %10s %11s %10s %10s  %29s  %9s\n", "", "ms", "ms", "ms", "ms",
@@ -211,13 +210,16 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             ",\"world\":%d,\"planner\":\"%s\",\"cost\":\"%s\",\"hash\":\"%016llx\",\"units\":%d,"
             "\"matrices\":%d,\"gamma_max\":%.6g,\"gamma_mean\":%.6g,\"compute_imbalance\":%.6g,"
             "\"resident_imbalance\":%.6g,\"wire_imbalance\":%.6g,\"cost_max\":%lld,"
-            "\"cost_bound\":%lld,\"bound\":\"%s\",\"cost_ratio\":%.6g",
+            "\"cost_bound\":%lld,\"bound\":\"%s\",\"cost_ratio\":%.6g,"
+            "\"resident_nbytes\":%lld,\"resident_nbytes_bound\":%lld,\"resident_bound\":\"%s\"",
             (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
             (unsigned long long)mfsdp_plan_hash(o->plan), (int)s->unit_count, (int)s->matrix_count,
             s->gamma_max, s->gamma_mean, mfsdp_plan_spread_ratio(s->cost, s->world),
             mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
             mfsdp_plan_spread_ratio(s->sent, s->world), (long long)s->cost.max,
-            (long long)s->cost_bound, plan_bound_name(s->bound), s->cost_ratio);
+            (long long)s->cost_bound, mfsdp_plan_bound_name(s->bound), s->cost_ratio,
+            (long long)s->resident_nbytes.max, (long long)s->resident_nbytes_bound,
+            mfsdp_plan_bound_name(s->resident_bound));
     fprintf(f,
             ",\"strategy\":\"%s\",\"collective\":\"%s\",\"materialize_us\":%.6g,\"reduce_us\":%.6g,"
             "\"optimizer_compute_us\":%.6g,\"optimizer_wire_us\":%.6g,\"optimizer_us\":%.6g,"

@@ -18,6 +18,7 @@ typedef struct plan_question {
   const plan_params *params;
   mfsdp_planner planner;
   int newton_schulz_cost; /* 1: plan and bound by Newton-Schulz work, 0: by elements */
+  mfsdp_plan_caps caps;
   mfsdp_cluster cluster;
   mfsdp_sim_algorithm algorithm; /* of ZeRO-1; MatrixFSDP is predicted by all four */
   int32_t newton_schulz_steps, replicas;
@@ -56,7 +57,6 @@ void plan_outcome_json(const plan_outcome *outcome, int first, FILE *f);
 /* "12.3 GB" of bytes, "4.56 T" of a count; `text` is returned. */
 const char *plan_bytes_text(double nbytes, char text[24]);
 const char *plan_count_text(double count, char text[24]);
-const char *plan_bound_name(mfsdp_plan_bound bound);
 
 #ifdef __cplusplus
 }

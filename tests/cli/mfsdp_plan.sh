@@ -65,12 +65,14 @@ for model in gpt2-124m gpt2-1.5b llama3-8b llama3-70b qwen3-30b-a3b deepseek-v3 
   $program $model --world 64 >"$work/out" 2>"$work/err"
   check "$model" "$?$(grep -c '^world 64' "$work/out")" 01
 done
-for planner in round-robin role-greedy scope-greedy; do
+for planner in round-robin role-greedy scope-greedy cost-aware balanced; do
   $program gpt2-124m --world 4 --planner $planner >"$work/out" 2>"$work/err"
   has "planner $planner" "planner $planner, cost newton-schulz" "$work/out"
 done
 $program gpt2-124m --world 4 --cost elements >"$work/out" 2>"$work/err"
 has 'cost elements' 'cost elements' "$work/out"
+$program llama3-8b --world 64 --max-owners 3 --json "$work/json" >"$work/out" 2>"$work/err"
+check 'a cap on owners' $? 0
 $program --help >"$work/out" 2>"$work/err"
 check '--help exits 0' $? 0
 has '--help lists the models' 'deepseek-v3' "$work/out"
@@ -109,6 +111,10 @@ refuse 'an unknown option' 'bogus' gpt2-124m --world 2 --bogus
 refuse 'an option twice' 'twice' gpt2-124m --world 2 --world 4
 refuse 'an unknown planner' 'needs round-robin' gpt2-124m --world 2 --planner best
 refuse 'an unknown cost' 'needs newton-schulz or elements' gpt2-124m --world 2 --cost time
+refuse 'a cap on bytes that no plan keeps' 'max_resident_nbytes 1000 is [0-9]* too few' gpt2-124m --world 8 --max-resident 1000
+refuse 'a cap on gamma that no plan keeps' 'max_gamma_permille 1000 is [0-9]* too low' llama3-8b --world 64 --max-gamma 1000
+refuse 'a cap that the planner does not keep' 'does not keep it' gpt2-124m --world 8 --max-owners 2 --planner scope-greedy
+refuse 'a gamma below 1' 'max.gamma.*1000' gpt2-124m --world 8 --max-gamma 999
 refuse 'too many steps' '0 to 100' gpt2-124m --world 2 --steps 101
 refuse 'rules for a table' 'safetensors' "$work/table" --world 2 --rules "$work/rules"
 refuse 'a table among safetensors' 'all of them' "$work/a.safetensors" "$work/table" --world 2
