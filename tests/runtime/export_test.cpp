@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Export of whole parameters: every kind of tensor to one rank and to all, through slots that are too
- * small or in use, at any time, with the bytes worked out here and without allocating.
+ * Export of whole parameters: every kind of tensor to one rank and to all, through slots that are
+ * too small or in use, at any time, with the bytes worked out here and without allocating.
  * MFSDP_TEST_WRAP_MALLOC
  */
 #include "runtime_rig.h"
@@ -41,13 +41,16 @@ Job bf16_job() {
   return job;
 }
 
-std::size_t numel(const Job &job, int32_t i) { return static_cast<std::size_t>(job.model.at(i).numel()); }
+std::size_t numel(const Job &job, int32_t i) {
+  return static_cast<std::size_t>(job.model.at(i).numel());
+}
 
 /* Any bits at all: NaNs with payloads, infinities, subnormals, both zeros. */
 void fill_bits(void *user, int32_t param, int64_t first, int64_t count, float *dst) {
   (void)user;
   for (int64_t i = 0; i < count; ++i) {
-    const uint64_t key = ref::mix(static_cast<uint64_t>(param) * 1000003u + static_cast<uint64_t>(first + i));
+    const uint64_t key =
+        ref::mix(static_cast<uint64_t>(param) * 1000003u + static_cast<uint64_t>(first + i));
     uint32_t bits = static_cast<uint32_t>(key);
     if (key >> 60 == 0) bits &= 0x807fffffu; /* subnormals and zeros */
     if (key >> 60 == 1) bits |= 0x7f800000u; /* NaNs and infinities */
@@ -101,8 +104,10 @@ std::vector<std::vector<float>> initial(const Job &job) {
   std::vector<std::vector<float>> out;
   for (int32_t i = 0; i < job.model.count(); ++i) {
     out.emplace_back(numel(job, i));
-    ref::synthetic_init(job.model.seed, job.model.owner(i), 0, job.model.at(i).numel(), out.back().data());
-    if (job.model.at(i).role == ref::Role::kFrozen) ref::round_all(job.model.at(i).compute, &out.back());
+    ref::synthetic_init(job.model.seed, job.model.owner(i), 0, job.model.at(i).numel(),
+                        out.back().data());
+    if (job.model.at(i).role == ref::Role::kFrozen)
+      ref::round_all(job.model.at(i).compute, &out.back());
   }
   return out;
 }
@@ -126,16 +131,17 @@ TEST(Export, EveryTensorToEveryRootAndToAll) {
         job.queue_kind = kind;
         const std::vector<std::vector<float>> want = initial(job);
         const test::Expected expected(job, world, 1);
-        const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
-          Trainer t(&rank, &job, 1);
-          MFSDP_TRY(t.create());
-          for (int32_t root = -1; root < world; ++root)
-            MFSDP_TRY(check_all(rank, t, job, root, want));
-          MFSDP_TRY(t.step(0));
-          for (int32_t root = world - 1; root >= -1; root -= 3)
-            MFSDP_TRY(check_all(rank, t, job, root, expected.after(0).weights));
-          return t.destroy();
-        });
+        const test::RanksResult result =
+            test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
+              Trainer t(&rank, &job, 1);
+              MFSDP_TRY(t.create());
+              for (int32_t root = -1; root < world; ++root)
+                MFSDP_TRY(check_all(rank, t, job, root, want));
+              MFSDP_TRY(t.step(0));
+              for (int32_t root = world - 1; root >= -1; root -= 3)
+                MFSDP_TRY(check_all(rank, t, job, root, expected.after(0).weights));
+              return t.destroy();
+            });
         EXPECT_TRUE(result.ok()) << "world " << world << ": " << result.text();
       }
 }
@@ -175,8 +181,8 @@ TEST(Export, AnEmptyTensorNeedsNoDestination) {
 /* ---- bytes ---- */
 
 /* What this rank must send of tensor `i`: its pieces, cut at the slot's end, to each receiver. */
-mfsdp_traffic_count analytic(const Rank &rank, const Trainer &t, const Job &job, int32_t i, int32_t root,
-                             int64_t slot_floats) {
+mfsdp_traffic_count analytic(const Rank &rank, const Trainer &t, const Job &job, int32_t i,
+                             int32_t root, int64_t slot_floats) {
   mfsdp_traffic_count out;
   int32_t count = 0;
   const int32_t owner = job.model.owner(i);
@@ -186,7 +192,8 @@ mfsdp_traffic_count analytic(const Rank &rank, const Trainer &t, const Job &job,
     if (pieces[p].param != owner || pieces[p].owner != rank.rank || root == rank.rank) continue;
     const uint64_t receivers = root < 0 ? static_cast<uint64_t>(rank.world - 1) : 1;
     const int64_t last = pieces[p].first + pieces[p].count - 1;
-    const uint64_t parts = static_cast<uint64_t>(last / slot_floats - pieces[p].first / slot_floats + 1);
+    const uint64_t parts =
+        static_cast<uint64_t>(last / slot_floats - pieces[p].first / slot_floats + 1);
     out.payload_nbytes += receivers * static_cast<uint64_t>(pieces[p].count) * sizeof(float);
     out.transfer_count += receivers * parts;
   }
@@ -229,7 +236,8 @@ void expect_bytes(const Job &job, int32_t world, int64_t slot_floats, bool chunk
 
 TEST(Export, CountsTheAnalyticBytes) {
   for (const int32_t world : {1, 2, 4, 8}) {
-    /* The largest unit of the mixed model, 1 or 4, is more than twice its largest tensor or holds it. */
+    /* The largest unit of the mixed model, 1 or 4, is more than twice its largest tensor or holds
+     * it. */
     expect_bytes(test::mixed_job(), world, INT64_MAX, false);
     expect_bytes(bf16_job(), world, 12032 / 2, true);
     Job offloaded = bf16_job();
@@ -240,8 +248,8 @@ TEST(Export, CountsTheAnalyticBytes) {
 
 /* ---- slots in use ---- */
 
-/* Units that were gathered ahead give up their slots, the acquired one keeps its address and values; what
- * was dropped is gathered again when it is used. */
+/* Units that were gathered ahead give up their slots, the acquired one keeps its address and
+ * values; what was dropped is gathered again when it is used. */
 TEST(Export, TakesSlotsOfUnitsGatheredAhead) {
   for (const mfsdp_host_queue_kind kind : kKinds) {
     Job job = bf16_job();
@@ -268,8 +276,10 @@ TEST(Export, TakesSlotsOfUnitsGatheredAhead) {
         MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_FORWARD));
         for (int32_t i : job.model.unit_tensors(u))
           for (std::size_t k = 0; k < numel(job, i); ++k)
-            require(mfsdp_element_get(mfsdp_unit_param(t.runtime, i), MFSDP_BF16, static_cast<int64_t>(k)) ==
-                        static_cast<double>(ref::round_to(MFSDP_BF16, want[static_cast<std::size_t>(i)][k])),
+            require(mfsdp_element_get(mfsdp_unit_param(t.runtime, i), MFSDP_BF16,
+                                      static_cast<int64_t>(k)) ==
+                        static_cast<double>(
+                            ref::round_to(MFSDP_BF16, want[static_cast<std::size_t>(i)][k])),
                     "a unit gathered again is wrong");
         MFSDP_TRY(mfsdp_unit_release(t.runtime, u));
       }
@@ -292,7 +302,8 @@ TEST(Export, WithoutAFreeSlot) {
       MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_EVALUATE));
     must_fail(rank, mfsdp_param_export(t.runtime, 1, -1, dst.data()), MFSDP_E_STATE,
               "export: all 4 parameter slots are held; release a unit first");
-    require(rank.context.counters.sent[MFSDP_TRAFFIC_EXPORT].wire_nbytes == 0, "something was sent");
+    require(rank.context.counters.sent[MFSDP_TRAFFIC_EXPORT].wire_nbytes == 0,
+            "something was sent");
     MFSDP_TRY(mfsdp_unit_release(t.runtime, 2));
     MFSDP_TRY(check_all(rank, t, job, 1, want));
     for (const int32_t u : {0, 1, 3})
@@ -304,9 +315,9 @@ TEST(Export, WithoutAFreeSlot) {
 
 /* ---- times ---- */
 
-/* Between forward and backward with kept units, between micro-batches, with gradients open, and right
- * after a step's end, when the update may still run: the masters as they are then, and the training
- * goes on as if nothing had been exported. */
+/* Between forward and backward with kept units, between micro-batches, with gradients open, and
+ * right after a step's end, when the update may still run: the masters as they are then, and the
+ * training goes on as if nothing had been exported. */
 TEST(Export, AtAnyTime) {
   for (const bool keep : {false, true})
     for (const mfsdp_host_queue_kind kind : kKinds)
@@ -339,7 +350,8 @@ TEST(Export, AtAnyTime) {
             MFSDP_TRY(t.micro_batch(s, 0));
             MFSDP_TRY(mfsdp_unit_grads(t.runtime, 1)); /* open: it is reduced with the next */
             MFSDP_TRY(check_all(rank, t, job, -1, now));
-            /* Unit 1 is open already, so its part of the second micro-batch comes first, by hand. */
+            /* Unit 1 is open already, so its part of the second micro-batch comes first, by hand.
+             */
             MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 1, MFSDP_USE_BACKWARD));
             MFSDP_TRY(rank.finish());
             for (int32_t i : job.model.unit_tensors(1))
@@ -347,7 +359,8 @@ TEST(Export, AtAnyTime) {
             MFSDP_TRY(check_export(rank, t, job, 3, 0, now[3]));
             MFSDP_TRY(mfsdp_unit_reduce(t.runtime, 1));
             MFSDP_TRY(mfsdp_unit_release(t.runtime, 1));
-            MFSDP_TRY(mfsdp_step_value(t.runtime, ref::synthetic_value(job.model.seed, s, 2 + rank.rank)));
+            MFSDP_TRY(mfsdp_step_value(t.runtime,
+                                       ref::synthetic_value(job.model.seed, s, 2 + rank.rank)));
             for (const int32_t u : {3, 2, 0})
               MFSDP_TRY(t.backward(s, 1, 2 + rank.rank, u));
             MFSDP_TRY(mfsdp_step_end(t.runtime, 0));
@@ -358,7 +371,8 @@ TEST(Export, AtAnyTime) {
           }
           return t.destroy();
         });
-        EXPECT_TRUE(result.ok()) << "keep " << keep << ", on a queue " << on_queue << ": " << result.text();
+        EXPECT_TRUE(result.ok()) << "keep " << keep << ", on a queue " << on_queue << ": "
+                                 << result.text();
       }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What becomes of gradients between backward and the optimizer: loss scaling, token weights, missing
- * ones, local accumulation and clipping, against the oracle bit for bit.
+ * What becomes of gradients between backward and the optimizer: loss scaling, token weights,
+ * missing ones, local accumulation and clipping, against the oracle bit for bit.
  */
 #include "runtime_rig.h"
 
@@ -67,8 +67,8 @@ TEST(LossScale, PowersOfTwoLeaveEveryBitAlone) {
   }
 }
 
-/* Growth, its cap, back-off and the count of steps in between, on every rank. The infinity is in one
- * sample block only. */
+/* Growth, its cap, back-off and the count of steps in between, on every rank. The infinity is in
+ * one sample block only. */
 TEST(LossScale, FollowsItsRule) {
   Job job = medium_job();
   /* Growing 2048 would give 4096: it ends at `largest`. */
@@ -96,7 +96,8 @@ TEST(LossScale, FollowsItsRule) {
           const bool skips = s == 4 || s == 6;
           applied += !skips;
           require(t.verdict.loss_scale == scales[static_cast<std::size_t>(s)],
-                  "step " + std::to_string(s) + " had scale " + std::to_string(t.verdict.loss_scale));
+                  "step " + std::to_string(s) + " had scale " +
+                      std::to_string(t.verdict.loss_scale));
           require((t.verdict.skipped != 0) == skips && t.verdict.applied_steps == applied, "skips");
         }
         require(mfsdp_runtime_skipped_steps(t.runtime) == 2, "the count of skips");
@@ -135,7 +136,8 @@ TEST(LossScale, WithoutItTheScaleIsOneAlsoAfterASkip) {
   EXPECT_EQ(test::run_job(job, 2, 1, test::Expected(job, 2, 2)), "");
 }
 
-/* f16 gradients that really overflow: the scale comes down until they fit, with the oracle's skips. */
+/* f16 gradients that really overflow: the scale comes down until they fit, with the oracle's skips.
+ */
 TEST(LossScale, ComesDownFromRealOverflow) {
   for (const mfsdp_dtype grad : {MFSDP_F32, MFSDP_F16}) { /* F32: on the wire only */
     Job job = medium_job();
@@ -173,14 +175,15 @@ struct Everything {
     const mfsdp_optimizer_state *states =
         mfsdp_optimizer_states(mfsdp_runtime_optimizer(t.runtime), &count);
     for (int32_t i = 0; i < count; ++i)
-      bytes.push_back(copy(states[i].data, static_cast<std::size_t>(states[i].count) * sizeof(float)));
+      bytes.push_back(
+          copy(states[i].data, static_cast<std::size_t>(states[i].count) * sizeof(float)));
     for (int32_t u = 0; u < job.model.unit_count(); ++u) {
       MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_EVALUATE));
       MFSDP_TRY(rank.finish());
       for (int32_t i : job.model.unit_tensors(u))
-        bytes.push_back(copy(mfsdp_unit_param(t.runtime, i),
-                             static_cast<std::size_t>(job.model.at(i).numel()) *
-                                 mfsdp_dtype_nbytes(job.model.at(i).compute)));
+        bytes.push_back(
+            copy(mfsdp_unit_param(t.runtime, i), static_cast<std::size_t>(job.model.at(i).numel()) *
+                                                     mfsdp_dtype_nbytes(job.model.at(i).compute)));
       MFSDP_TRY(mfsdp_unit_release(t.runtime, u));
     }
     return MFSDP_OK;
@@ -292,13 +295,15 @@ TEST(Weights, WrongCalls) {
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
     Trainer t(&rank, &job, 2);
     MFSDP_TRY(t.create());
-    must_fail(rank, mfsdp_step_weight(t.runtime, 1.0), MFSDP_E_STATE, "step weight: no step is open");
+    must_fail(rank, mfsdp_step_weight(t.runtime, 1.0), MFSDP_E_STATE,
+              "step weight: no step is open");
     MFSDP_TRY(t.begin(0));
     MFSDP_TRY(t.micro_batch(0, 0));
     const mfsdp_counters before = rank.context.counters;
     must_fail(rank, mfsdp_step_end(t.runtime, 0), MFSDP_E_STATE,
               "step end: 1 of 2 micro-batches have a weight (mfsdp_step_weight)");
-    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "something was sent");
+    require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0,
+            "something was sent");
     for (const double bad : {-1.0, std::nan(""), HUGE_VAL, -HUGE_VAL})
       must_fail(rank, mfsdp_step_weight(t.runtime, bad), MFSDP_E_ARGUMENT, "needs 0 or more");
     MFSDP_TRY(t.micro_batch(0, 1));
@@ -309,21 +314,25 @@ TEST(Weights, WrongCalls) {
     return t.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
-  EXPECT_EQ(test::survives(test::small_job(), 2, 1, nullptr, [](Rank &rank, Trainer &t) {
-    must_fail(rank, mfsdp_step_weight(t.runtime, 1.0), MFSDP_E_STATE,
-              "step weight: the runtime was not made with weighted");
-    return MFSDP_OK;
-  }), "");
+  EXPECT_EQ(test::survives(test::small_job(), 2, 1, nullptr,
+                           [](Rank &rank, Trainer &t) {
+                             must_fail(rank, mfsdp_step_weight(t.runtime, 1.0), MFSDP_E_STATE,
+                                       "step weight: the runtime was not made with weighted");
+                             return MFSDP_OK;
+                           }),
+            "");
 }
 
 /* ---- missing gradients ---- */
 
 /* Step 0: norm missing on odd blocks, bias on all but one, experts on all, and one use of the tied
- * tensor everywhere. Step 1: both uses of the tied one missing, the rest there. Step 2: everything is. */
+ * tensor everywhere. Step 1: both uses of the tied one missing, the rest there. Step 2: everything
+ * is. */
 ref::Sample missing_sample(int64_t step, int64_t block, int32_t use) {
-  const bool absent = step == 0 ? (use == 2 && block % 2 == 1) || (use == 5 && block != 3) ||
-                                      use == 1 || use == 0
-                                : step == 1 ? use == 0 || use == 6 : step == 2;
+  const bool absent =
+      step == 0   ? (use == 2 && block % 2 == 1) || (use == 5 && block != 3) || use == 1 || use == 0
+      : step == 1 ? use == 0 || use == 6
+                  : step == 2;
   return absent ? ref::Sample::kAbsent : ref::Sample::kPresent;
 }
 
@@ -349,8 +358,10 @@ TEST(Missing, WholeUnitsNobodyUses) {
   for (const bool zeros : {false, true}) {
     Job job = medium_job();
     job.options.missing_is_zero = zeros;
-    job.script.unit_used = [](int64_t step, int32_t unit) { /* 2 never without 0, which it is tied to */
-      return step == 0 ? unit == 1 : unit != static_cast<int32_t>(step);
+    job.script.unit_used = [](int64_t step,
+                              int32_t unit) { /* 2 never without 0, which it is tied to */
+                                              return step == 0 ? unit == 1
+                                                               : unit != static_cast<int32_t>(step);
     };
     EXPECT_EQ(test::run_job(job, 4, 2, test::Expected(job, 8, 4)), "");
   }
@@ -387,7 +398,8 @@ TEST(LocalAccumulation, EqualsItsOracle) {
     }
   Job plain = test::mixed_job(), local = plain; /* another order of additions, and it shows */
   local.options.local_world = 2;
-  EXPECT_NE(test::Expected(plain, 6, 1).after(0).weights, test::Expected(local, 6, 1).after(0).weights);
+  EXPECT_NE(test::Expected(plain, 6, 1).after(0).weights,
+            test::Expected(local, 6, 1).after(0).weights);
 }
 
 /* Micro-batches add up in the gradient dtype; then each rank's sum is rounded to the wire's. */
@@ -423,7 +435,9 @@ std::vector<Use> use_of(const Job &job, int32_t world, int32_t micro_batches) {
   return out;
 }
 
-int64_t aligned(int64_t count) { return (count + 127) / 128 * 128; }
+int64_t aligned(int64_t count) {
+  return (count + 127) / 128 * 128;
+}
 
 TEST(LocalAccumulation, MovesOneMicroBatchWorthAndHoldsASlotForEveryUnit) {
   Job plain = medium_job();
@@ -486,8 +500,8 @@ TEST(LocalAccumulation, AnUnfinishedUnitIsNamed) {
 
 /* ---- clipping ---- */
 
-/* a6: cut and owned tensors count once in the norm. All tensors clipped, or the element-wise ones only:
- * the norm is over all of them either way, and the same on every rank for every world. */
+/* a6: cut and owned tensors count once in the norm. All tensors clipped, or the element-wise ones
+ * only: the norm is over all of them either way, and the same on every rank for every world. */
 TEST(Clip, ScopeAndNormDoNotDependOnTheWorld) {
   std::vector<std::vector<std::vector<float>>> weights;
   std::vector<double> norms;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory by class: the prediction, what create holds, what was worked out here, and the peaks. Offload:
- * the same bits with masters and states in memory that no device operation may touch.
+ * Memory by class: the prediction, what create holds, what was worked out here, and the peaks.
+ * Offload: the same bits with masters and states in memory that no device operation may touch.
  * MFSDP_TEST_WRAP_MALLOC
  */
 #include "runtime_rig.h"
@@ -31,7 +31,9 @@ std::size_t of_class(const mfsdp_memory &m, mfsdp_memory_class c) {
                                      : m.workspace_nbytes;
 }
 
-std::size_t aligned(int64_t count) { return static_cast<std::size_t>((count + 127) / 128 * 128); }
+std::size_t aligned(int64_t count) {
+  return static_cast<std::size_t>((count + 127) / 128 * 128);
+}
 
 /* ---- what there should be, from pieces and tensors alone ---- */
 
@@ -44,8 +46,8 @@ bool separate(const ref::Tensor &t, const mfsdp_runtime_desc &d) {
   return t.compute != MFSDP_F32 || d.state_space != MFSDP_SPACE_DEVICE;
 }
 
-void add_pieces(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d, const mfsdp_plan *plan,
-                Wanted *out) {
+void add_pieces(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d,
+                const mfsdp_plan *plan, Wanted *out) {
   int32_t count = 0;
   std::size_t largest_job = 0, direction = 0, scratch = 0;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
@@ -69,8 +71,9 @@ void add_pieces(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d, c
     mfsdp_context context;
     mfsdp_context_desc desc = mfsdp_context_desc_default();
     require(mfsdp_context_init(&context, &desc) == MFSDP_OK &&
-                mfsdp_newton_schulz_workspace_nbytes(&context, &h.muon.newton_schulz, pieces[i].rows,
-                                                     pieces[i].cols, &needs) == MFSDP_OK,
+                mfsdp_newton_schulz_workspace_nbytes(&context, &h.muon.newton_schulz,
+                                                     pieces[i].rows, pieces[i].cols,
+                                                     &needs) == MFSDP_OK,
             "the workspace of Newton-Schulz");
     direction = std::max(direction, nbytes);
     scratch = std::max(scratch, needs);
@@ -91,8 +94,8 @@ std::size_t segment(const Job &job, const mfsdp_plan *plan, int32_t unit, int32_
   return sum;
 }
 
-void add_units(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d, const mfsdp_plan *plan,
-               Wanted *out) {
+void add_units(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d,
+               const mfsdp_plan *plan, Wanted *out) {
   std::size_t param_slot = 256, grad_slot = 256, wire = 0, chunks = 0;
   int32_t units = 0, tied = 0;
   for (int32_t u = 0; u < job.model.unit_count(); ++u) {
@@ -160,35 +163,47 @@ struct Option {
   std::function<void(Job *)> change;
 };
 
-void tune(Job *job, const std::function<void(mfsdp_runtime_desc *)> &what) { job->tune = what; }
+void tune(Job *job, const std::function<void(mfsdp_runtime_desc *)> &what) {
+  job->tune = what;
+}
 
 std::vector<Option> options() {
   std::vector<Option> out;
   out.push_back({"as it comes", [](Job *) {}});
-  out.push_back({"prefetch", [](Job *j) { tune(j, [](mfsdp_runtime_desc *d) { d->prefetch_depth = 2; }); }});
+  out.push_back(
+      {"prefetch", [](Job *j) { tune(j, [](mfsdp_runtime_desc *d) { d->prefetch_depth = 2; }); }});
   out.push_back({"prefetch, more than there is", [](Job *j) {
-    tune(j, [](mfsdp_runtime_desc *d) { d->prefetch_depth = d->reduce_depth = 1000; }); }});
-  out.push_back({"reduce depth", [](Job *j) { tune(j, [](mfsdp_runtime_desc *d) { d->reduce_depth = 1; }); }});
-  out.push_back({"keep", [](Job *j) { tune(j, [](mfsdp_runtime_desc *d) { d->reshard_after_forward = 0; }); }});
+                   tune(j,
+                        [](mfsdp_runtime_desc *d) { d->prefetch_depth = d->reduce_depth = 1000; });
+                 }});
+  out.push_back({"reduce depth",
+                 [](Job *j) { tune(j, [](mfsdp_runtime_desc *d) { d->reduce_depth = 1; }); }});
+  out.push_back({"keep", [](Job *j) {
+                   tune(j, [](mfsdp_runtime_desc *d) { d->reshard_after_forward = 0; });
+                 }});
   out.push_back({"several active", [](Job *j) { j->active_units = j->active_grads = 2; }});
   out.push_back({"local accumulation", [](Job *j) { j->options.local_world = 1; }});
   out.push_back({"small chunks", [](Job *j) { j->chunk_nbytes = 1024; }});
   out.push_back({"chunks larger than any segment", [](Job *j) { j->chunk_nbytes = 1 << 24; }});
   out.push_back({"pinned", [](Job *j) {
-    tune(j, [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_PINNED; }); }});
+                   tune(j, [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_PINNED; });
+                 }});
   out.push_back({"host", [](Job *j) {
-    tune(j, [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_HOST; }); }});
+                   tune(j, [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_HOST; });
+                 }});
   out.push_back({"loss scale and weights", [](Job *j) {
-    j->options.loss_scale.initial = 4;
-    j->script.weight = [](int64_t, int64_t) { return 2.0; }; }});
+                   j->options.loss_scale.initial = 4;
+                   j->script.weight = [](int64_t, int64_t) { return 2.0; };
+                 }});
   out.push_back({"all at once", [](Job *j) {
-    j->active_units = 2;
-    j->options.local_world = 1;
-    tune(j, [](mfsdp_runtime_desc *d) {
-      d->prefetch_depth = 1;
-      d->reduce_depth = 1;
-      d->state_space = MFSDP_SPACE_HOST;
-    }); }});
+                   j->active_units = 2;
+                   j->options.local_world = 1;
+                   tune(j, [](mfsdp_runtime_desc *d) {
+                     d->prefetch_depth = 1;
+                     d->reduce_depth = 1;
+                     d->state_space = MFSDP_SPACE_HOST;
+                   });
+                 }});
   return out;
 }
 
@@ -225,7 +240,8 @@ mfsdp_status check_rank(const Job &job, Rank &rank) {
             name + ", worked out " + std::to_string(of_class(want.memory, c)));
     require(of_class(predicted, c) == rank.context.current_nbytes[c],
             name + ", held " + std::to_string(rank.context.current_nbytes[c]));
-    require(rank.context.peak_nbytes[c] == rank.context.current_nbytes[c], name + ", peak of create");
+    require(rank.context.peak_nbytes[c] == rank.context.current_nbytes[c],
+            name + ", peak of create");
     sum += rank.context.current_nbytes[c];
   }
   require(sum + rank.context.current_nbytes[MFSDP_MEMORY_TABLE] == rank.context.total_nbytes,
@@ -292,8 +308,10 @@ TEST(Memory, OfRanksThatOwnNothing) {
       std::lock_guard<std::mutex> lock(mutex);
       owners += predicted.shard_nbytes > 0;
     }
-    require(predicted.shard_nbytes > 0 || predicted.slot_nbytes == rank.context.total_nbytes -
-                rank.context.current_nbytes[MFSDP_MEMORY_TABLE], "nothing but slots");
+    require(predicted.shard_nbytes > 0 ||
+                predicted.slot_nbytes ==
+                    rank.context.total_nbytes - rank.context.current_nbytes[MFSDP_MEMORY_TABLE],
+            "nothing but slots");
     return t.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
@@ -308,20 +326,20 @@ TEST(Memory, PredictionNeverCallsMalloc) {
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
     Trainer t(&rank, &job, 1);
     MFSDP_TRY(t.make_plan());
-    MFSDP_TRY(t.make_runtime([&](mfsdp_runtime_desc *d, mfsdp_group *, mfsdp_optimizer_desc *,
-                                 mfsdp_hyper_group *) {
-      for (int32_t turn = 0; turn < rank.world; ++turn) {
-        mfsdp_memory memory = mfsdp_memory_default();
-        (void)rank.barrier();
-        if (turn == rank.rank) {
-          test::malloc_count_begin();
-          const mfsdp_status status = mfsdp_runtime_memory(&rank.context, d, &memory);
-          count += test::malloc_count_end();
-          require(status == MFSDP_OK && memory.slot_nbytes > 0, "the prediction");
-        }
-        (void)rank.barrier();
-      }
-    }));
+    MFSDP_TRY(t.make_runtime(
+        [&](mfsdp_runtime_desc *d, mfsdp_group *, mfsdp_optimizer_desc *, mfsdp_hyper_group *) {
+          for (int32_t turn = 0; turn < rank.world; ++turn) {
+            mfsdp_memory memory = mfsdp_memory_default();
+            (void)rank.barrier();
+            if (turn == rank.rank) {
+              test::malloc_count_begin();
+              const mfsdp_status status = mfsdp_runtime_memory(&rank.context, d, &memory);
+              count += test::malloc_count_end();
+              require(status == MFSDP_OK && memory.slot_nbytes > 0, "the prediction");
+            }
+            (void)rank.barrier();
+          }
+        }));
     return t.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
@@ -334,26 +352,26 @@ TEST(Memory, WrongArguments) {
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
     Trainer t(&rank, &job, 1);
     MFSDP_TRY(t.make_plan());
-    MFSDP_TRY(t.make_runtime([&](mfsdp_runtime_desc *d, mfsdp_group *, mfsdp_optimizer_desc *,
-                                 mfsdp_hyper_group *) {
-      mfsdp_memory memory = mfsdp_memory_default();
-      mfsdp_runtime_desc bad = *d;
-      must_fail(rank, mfsdp_runtime_memory(&rank.context, d, nullptr), MFSDP_E_ARGUMENT,
-                "runtime memory: out is NULL");
-      memory.struct_nbytes -= 8;
-      must_fail(rank, mfsdp_runtime_memory(&rank.context, d, &memory), MFSDP_E_ARGUMENT,
-                "use mfsdp_memory_default");
-      memory = mfsdp_memory_default();
-      must_fail(rank, mfsdp_runtime_memory(&rank.context, nullptr, &memory), MFSDP_E_ARGUMENT,
-                "desc is NULL");
-      bad.prefetch_depth = -1; /* as create, rule by rule: check_test has them all */
-      must_fail(rank, mfsdp_runtime_memory(&rank.context, &bad, &memory), MFSDP_E_ARGUMENT,
-                "prefetch_depth is -1");
-      bad = *d;
-      bad.verdict_lag = 1;
-      must_fail(rank, mfsdp_runtime_memory(&rank.context, &bad, &memory), MFSDP_E_UNSUPPORTED,
-                "verdict_lag");
-    }));
+    MFSDP_TRY(t.make_runtime(
+        [&](mfsdp_runtime_desc *d, mfsdp_group *, mfsdp_optimizer_desc *, mfsdp_hyper_group *) {
+          mfsdp_memory memory = mfsdp_memory_default();
+          mfsdp_runtime_desc bad = *d;
+          must_fail(rank, mfsdp_runtime_memory(&rank.context, d, nullptr), MFSDP_E_ARGUMENT,
+                    "runtime memory: out is NULL");
+          memory.struct_nbytes -= 8;
+          must_fail(rank, mfsdp_runtime_memory(&rank.context, d, &memory), MFSDP_E_ARGUMENT,
+                    "use mfsdp_memory_default");
+          memory = mfsdp_memory_default();
+          must_fail(rank, mfsdp_runtime_memory(&rank.context, nullptr, &memory), MFSDP_E_ARGUMENT,
+                    "desc is NULL");
+          bad.prefetch_depth = -1; /* as create, rule by rule: check_test has them all */
+          must_fail(rank, mfsdp_runtime_memory(&rank.context, &bad, &memory), MFSDP_E_ARGUMENT,
+                    "prefetch_depth is -1");
+          bad = *d;
+          bad.verdict_lag = 1;
+          must_fail(rank, mfsdp_runtime_memory(&rank.context, &bad, &memory), MFSDP_E_UNSUPPORTED,
+                    "verdict_lag");
+        }));
     return t.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
@@ -370,14 +388,14 @@ TEST(Memory, MaxSlotNamesTheNumbers) {
       Trainer t(&rank, &job, 1);
       mfsdp_status predicted = MFSDP_OK;
       MFSDP_TRY(t.make_plan());
-      const mfsdp_status status = t.make_runtime([&](mfsdp_runtime_desc *d, mfsdp_group *,
-                                                     mfsdp_optimizer_desc *, mfsdp_hyper_group *) {
-        mfsdp_memory memory = mfsdp_memory_default();
-        d->max_slot_nbytes = limit;
-        predicted = mfsdp_runtime_memory(&rank.context, d, &memory);
-        must_fail(rank, predicted, MFSDP_E_ARGUMENT, text + std::to_string(limit));
-        rank.memory->fail_at(-1); /* counts from 0 */
-      });
+      const mfsdp_status status = t.make_runtime(
+          [&](mfsdp_runtime_desc *d, mfsdp_group *, mfsdp_optimizer_desc *, mfsdp_hyper_group *) {
+            mfsdp_memory memory = mfsdp_memory_default();
+            d->max_slot_nbytes = limit;
+            predicted = mfsdp_runtime_memory(&rank.context, d, &memory);
+            must_fail(rank, predicted, MFSDP_E_ARGUMENT, text + std::to_string(limit));
+            rank.memory->fail_at(-1); /* counts from 0 */
+          });
       must_fail(rank, status, MFSDP_E_ARGUMENT, text + std::to_string(limit) + "; split the unit");
       require(rank.memory->alloc_count() == 0, "create allocated before it refused");
       require(t.runtime == nullptr, "a runtime all the same");
@@ -392,10 +410,10 @@ TEST(Memory, MaxSlotNamesTheNumbers) {
 /* ---- a backend whose spaces are apart ---- */
 
 /*
- * Wraps the backend of one rank (all calls come from the rank's thread). Every pointer that an operation
- * computes with must lie in DEVICE memory that was allocated as such; copies must name the spaces of
- * what they copy. With `fenced`, DEVICE memory is made of pages that can be touched inside operations
- * only: code of the library that reads or writes it on the host crashes.
+ * Wraps the backend of one rank (all calls come from the rank's thread). Every pointer that an
+ * operation computes with must lie in DEVICE memory that was allocated as such; copies must name
+ * the spaces of what they copy. With `fenced`, DEVICE memory is made of pages that can be touched
+ * inside operations only: code of the library that reads or writes it on the host crashes.
  */
 struct Guard {
   struct Block {
@@ -460,8 +478,8 @@ struct Open {
   ~Open() { guard->leave(); }
 };
 
-mfsdp_status guard_mem_alloc(void *self, mfsdp_context *context, std::size_t nbytes, std::size_t alignment,
-                             mfsdp_space space, void **out) {
+mfsdp_status guard_mem_alloc(void *self, mfsdp_context *context, std::size_t nbytes,
+                             std::size_t alignment, mfsdp_space space, void **out) {
   if (guard->fenced && space == MFSDP_SPACE_DEVICE) {
     *out = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (*out == MAP_FAILED) return MFSDP_FAIL(context, MFSDP_E_MEMORY, "mmap");
@@ -471,9 +489,11 @@ mfsdp_status guard_mem_alloc(void *self, mfsdp_context *context, std::size_t nby
   guard->blocks[static_cast<const unsigned char *>(*out)] = {nbytes, space};
   return MFSDP_OK;
 }
-void guard_mem_free(void *self, mfsdp_context *context, void *ptr, std::size_t nbytes, mfsdp_space space) {
+void guard_mem_free(void *self, mfsdp_context *context, void *ptr, std::size_t nbytes,
+                    mfsdp_space space) {
   const auto found = guard->blocks.find(static_cast<const unsigned char *>(ptr));
-  if (found == guard->blocks.end() || found->second.nbytes != nbytes || found->second.space != space)
+  if (found == guard->blocks.end() || found->second.nbytes != nbytes ||
+      found->second.space != space)
     return guard->complain("mem_free of something else");
   guard->blocks.erase(found);
   if (guard->fenced && space == MFSDP_SPACE_DEVICE)
@@ -485,8 +505,8 @@ mfsdp_status guard_queue_call(void *self, mfsdp_queue *q, mfsdp_task task, void 
   Open open;
   return guard->inner->queue_call(self, q, task, argument);
 }
-mfsdp_status guard_copy(void *self, mfsdp_queue *q, void *dst, mfsdp_space dst_space, const void *src,
-                        mfsdp_space src_space, std::size_t nbytes) {
+mfsdp_status guard_copy(void *self, mfsdp_queue *q, void *dst, mfsdp_space dst_space,
+                        const void *src, mfsdp_space src_space, std::size_t nbytes) {
   Open open;
   guard->end_of_copy(dst, dst_space, nbytes, "dst");
   guard->end_of_copy(src, src_space, nbytes, "src");
@@ -494,13 +514,14 @@ mfsdp_status guard_copy(void *self, mfsdp_queue *q, void *dst, mfsdp_space dst_s
   guard->copies_out += src_space == MFSDP_SPACE_DEVICE && dst_space != MFSDP_SPACE_DEVICE;
   return guard->inner->copy(self, q, dst, dst_space, src, src_space, nbytes);
 }
-mfsdp_status guard_fill_bytes(void *self, mfsdp_queue *q, void *dst, int32_t byte, std::size_t nbytes) {
+mfsdp_status guard_fill_bytes(void *self, mfsdp_queue *q, void *dst, int32_t byte,
+                              std::size_t nbytes) {
   Open open;
   if (nbytes > 0) guard->device(dst, "fill_bytes: dst");
   return guard->inner->fill_bytes(self, q, dst, byte, nbytes);
 }
-mfsdp_status guard_cast(void *self, mfsdp_queue *q, void *dst, mfsdp_dtype dst_dtype, const void *src,
-                        mfsdp_dtype src_dtype, int64_t count) {
+mfsdp_status guard_cast(void *self, mfsdp_queue *q, void *dst, mfsdp_dtype dst_dtype,
+                        const void *src, mfsdp_dtype src_dtype, int64_t count) {
   Open open;
   guard->device(count > 0 ? dst : nullptr, "cast: dst");
   guard->device(count > 0 ? src : nullptr, "cast: src");
@@ -568,11 +589,13 @@ mfsdp_status guard_fused(void *self, mfsdp_queue *q, const mfsdp_fused_args *a) 
 
 thread_local const mfsdp_transport_ops *guard_transport = nullptr;
 
-mfsdp_status guard_submit(void *self, mfsdp_context *context, mfsdp_queue *q, const mfsdp_batch *batch) {
+mfsdp_status guard_submit(void *self, mfsdp_context *context, mfsdp_queue *q,
+                          const mfsdp_batch *batch) {
   Open open;
   for (int32_t i = 0; i < batch->xfer_count; ++i)
     if (batch->xfers[i].nbytes > 0)
-      guard->device(batch->xfers[i].is_send ? batch->xfers[i].src : batch->xfers[i].dst, "a transfer");
+      guard->device(batch->xfers[i].is_send ? batch->xfers[i].src : batch->xfers[i].dst,
+                    "a transfer");
   return guard_transport->submit(self, context, q, batch);
 }
 
@@ -627,8 +650,10 @@ TEST(Guard, SeesTheWrongSpace) {
     Guarded guarded(rank, true);
     const mfsdp_backend *b = guarded.backend();
     mfsdp_buffer device, pinned;
-    MFSDP_TRY(mfsdp_buffer_alloc(&rank.context, b, 1000, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STATE, &device));
-    MFSDP_TRY(mfsdp_buffer_alloc(&rank.context, b, 1000, MFSDP_SPACE_PINNED, MFSDP_MEMORY_STATE, &pinned));
+    MFSDP_TRY(mfsdp_buffer_alloc(&rank.context, b, 1000, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STATE,
+                                 &device));
+    MFSDP_TRY(mfsdp_buffer_alloc(&rank.context, b, 1000, MFSDP_SPACE_PINNED, MFSDP_MEMORY_STATE,
+                                 &pinned));
     MFSDP_TRY(b->ops->fill_bytes(b->self, rank.queue, device.data, 1, 1000));
     MFSDP_TRY(b->ops->copy(b->self, rank.queue, pinned.data, MFSDP_SPACE_PINNED, device.data,
                            MFSDP_SPACE_DEVICE, 1000));
@@ -653,21 +678,24 @@ TEST(GuardDeathTest, FencesDeviceMemoryFromTheHost) {
 #endif
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const Job job = test::small_job();
-  EXPECT_DEATH((void)test::run_ranks(test::ranks_of(job, 1), [&](Rank &rank) {
-    Guarded guarded(rank, true);
-    mfsdp_buffer device;
-    MFSDP_TRY(mfsdp_buffer_alloc(&rank.context, guarded.backend(), 1000, MFSDP_SPACE_DEVICE,
-                                 MFSDP_MEMORY_STATE, &device));
-    static_cast<volatile unsigned char *>(device.data)[0] = 1;
-    return MFSDP_OK;
-  }), "");
+  EXPECT_DEATH((void)test::run_ranks(test::ranks_of(job, 1),
+                                     [&](Rank &rank) {
+                                       Guarded guarded(rank, true);
+                                       mfsdp_buffer device;
+                                       MFSDP_TRY(mfsdp_buffer_alloc(
+                                           &rank.context, guarded.backend(), 1000,
+                                           MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STATE, &device));
+                                       static_cast<volatile unsigned char *>(device.data)[0] = 1;
+                                       return MFSDP_OK;
+                                     }),
+               "");
 }
 
 /* ---- offload ---- */
 
 /* Trains behind the guard and compares with the oracle after every step. */
-std::string train(const Job &job, mfsdp_space space, int32_t world, int32_t micro_batches, bool fenced,
-                  const test::Expected &expected) {
+std::string train(const Job &job, mfsdp_space space, int32_t world, int32_t micro_batches,
+                  bool fenced, const test::Expected &expected) {
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
     Guarded guarded(rank, fenced);
     Trainer t(&rank, &job, micro_batches);
@@ -677,7 +705,8 @@ std::string train(const Job &job, mfsdp_space space, int32_t world, int32_t micr
     guarded.attach(&t);
     MFSDP_TRY(predict_and_make(job, rank, &t, &predicted, &want));
     /* Masters and states live there; PINNED also has the step's header and record. */
-    const std::size_t there = guarded->held(space), expected_there = want.master_nbytes + predicted.state_nbytes;
+    const std::size_t there = guarded->held(space),
+                      expected_there = want.master_nbytes + predicted.state_nbytes;
     if (space == MFSDP_SPACE_HOST) require(there == expected_there, "held in HOST");
     if (space == MFSDP_SPACE_PINNED)
       require(there >= expected_there && there < expected_there + 4096, "held in PINNED");
@@ -704,7 +733,9 @@ std::string train(const Job &job, mfsdp_space space, int32_t world, int32_t micr
     require(guarded->complaints.empty() && guarded->blocks.empty(), "after destroy");
     return status;
   });
-  return result.ok() ? "" : "space " + std::to_string(space) + ", world " + std::to_string(world) + ": " + result.text();
+  return result.ok() ? ""
+                     : "space " + std::to_string(space) + ", world " + std::to_string(world) +
+                           ": " + result.text();
 }
 
 const mfsdp_space kSpaces[] = {MFSDP_SPACE_DEVICE, MFSDP_SPACE_PINNED, MFSDP_SPACE_HOST};
@@ -712,10 +743,12 @@ const mfsdp_space kSpaces[] = {MFSDP_SPACE_DEVICE, MFSDP_SPACE_PINNED, MFSDP_SPA
 TEST(Offload, EqualsTheOracleInEverySpace) {
   Job jobs[] = {test::mixed_job(), bf16_job(), mixed_dtypes_job()};
   for (Job &job : jobs) {
-    job.script.sample = [](int64_t step, int64_t block, int32_t use) { /* a skip, and missing ones */
-      return step == 1 && block == 1 && use == 0 ? ref::Sample::kInf
-             : step == 2 && use == 3             ? ref::Sample::kAbsent
-                                                 : ref::Sample::kPresent;
+    job.script.sample = [](int64_t step, int64_t block,
+                           int32_t use) { /* a skip, and missing ones */
+                                          return step == 1 && block == 1 && use == 0
+                                                     ? ref::Sample::kInf
+                                                 : step == 2 && use == 3 ? ref::Sample::kAbsent
+                                                                         : ref::Sample::kPresent;
     };
     const test::Expected expected(job, 4, 3);
     for (const mfsdp_space space : kSpaces)
@@ -732,8 +765,8 @@ TEST(Offload, EqualsTheOracleInEverySpace) {
   }
 }
 
-/* On one rank, with inline queues and a trainer that computes on a queue, nothing touches DEVICE memory
- * outside operations. */
+/* On one rank, with inline queues and a trainer that computes on a queue, nothing touches DEVICE
+ * memory outside operations. */
 TEST(Offload, TheHostNeverTouchesDeviceMemory) {
   Job jobs[] = {test::mixed_job(), bf16_job(), mixed_dtypes_job()};
   for (Job &job : jobs) {
@@ -770,7 +803,8 @@ TEST(Offload, StagingIsBoundedByTheLargestTensor) {
       const uint64_t in = guarded->copies_in, out = guarded->copies_out;
       MFSDP_TRY(t.step(0));
       MFSDP_TRY(rank.finish());
-      /* 6 x (master, momentum) and 6 x (master, exp_avg, exp_avg_sq) each way; the message's header. */
+      /* 6 x (master, momentum) and 6 x (master, exp_avg, exp_avg_sq) each way; the message's
+       * header. */
       require(guarded->copies_in - in == (host ? 30u : 0u) + 1u, "copies to the device");
       require(guarded->copies_out - out == (host ? 30u : 0u), "copies from the device");
       return t.destroy();

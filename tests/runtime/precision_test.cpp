@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * 16-bit parameters, gradients and wires beside fp32 masters: what is materialized, what is summed, what
- * is decayed, all against the oracle bit for bit, for every number of ranks.
+ * 16-bit parameters, gradients and wires beside fp32 masters: what is materialized, what is summed,
+ * what is decayed, all against the oracle bit for bit, for every number of ranks.
  */
 #include "runtime_rig.h"
 
@@ -120,7 +120,8 @@ std::string train(const Job &job, int32_t world, int32_t micro_batches,
   return result.ok() ? "" : "world " + std::to_string(world) + ": " + result.text();
 }
 
-/* The oracle's rounding is arithmetic of its own; it and the library's agree on what rounding is. */
+/* The oracle's rounding is arithmetic of its own; it and the library's agree on what rounding is.
+ */
 TEST(Precision, TheOracleRoundsToNearestEven) {
   EXPECT_EQ(ref::round_to(MFSDP_BF16, 1.0f + 1.0f / 256), 1.0f);              /* a tie, to even */
   EXPECT_EQ(ref::round_to(MFSDP_BF16, 1.0f + 3.0f / 256), 1.0f + 4.0f / 256); /* a tie, to even */
@@ -133,9 +134,11 @@ TEST(Precision, TheOracleRoundsToNearestEven) {
     if (!std::isfinite(x)) continue;
     const uint16_t bf16 = mfsdp_bf16_from_f32(x), f16 = mfsdp_f16_from_f32(x);
     ASSERT_EQ(mfsdp_bits_from_f32(ref::round_to(MFSDP_BF16, x)),
-              mfsdp_bits_from_f32(mfsdp_f32_from_bf16(bf16))) << x;
+              mfsdp_bits_from_f32(mfsdp_f32_from_bf16(bf16)))
+        << x;
     ASSERT_EQ(mfsdp_bits_from_f32(ref::round_to(MFSDP_F16, x)),
-              mfsdp_bits_from_f32(mfsdp_f32_from_f16(f16))) << x;
+              mfsdp_bits_from_f32(mfsdp_f32_from_f16(f16)))
+        << x;
   }
 }
 
@@ -213,12 +216,13 @@ TEST(Precision, DecayActsOnTheMaster) {
 
 /* ---- frozen ---- */
 
-/* Every second tensor is frozen, in units of every dtype, with much decay: not a byte of them changes,
- * and the rest equals the oracle. (compare also counts the states: none for a frozen tensor.) */
+/* Every second tensor is frozen, in units of every dtype, with much decay: not a byte of them
+ * changes, and the rest equals the oracle. (compare also counts the states: none for a frozen
+ * tensor.) */
 TEST(Precision, AFrozenHalfKeepsItsBytes) {
-  for (const Dtypes &d : {Dtypes{MFSDP_F32, MFSDP_F32, MFSDP_F32},
-                          Dtypes{MFSDP_BF16, MFSDP_BF16, MFSDP_BF16},
-                          Dtypes{MFSDP_F16, MFSDP_F32, MFSDP_BF16}}) {
+  for (const Dtypes &d :
+       {Dtypes{MFSDP_F32, MFSDP_F32, MFSDP_F32}, Dtypes{MFSDP_BF16, MFSDP_BF16, MFSDP_BF16},
+        Dtypes{MFSDP_F16, MFSDP_F32, MFSDP_BF16}}) {
     Job job = one_dtype_job(d);
     for (ref::OracleGroup &g : job.options.groups)
       g.weight_decay = 5.0;
@@ -231,7 +235,8 @@ TEST(Precision, AFrozenHalfKeepsItsBytes) {
     std::vector<float> frozen(240);
     ref::synthetic_init(job.model.seed, 3, 0, 240, frozen.data());
     ref::round_all(d.compute, &frozen);
-    EXPECT_EQ(expected.after(2).weights[3], frozen); /* what is compared with is the initial value */
+    EXPECT_EQ(expected.after(2).weights[3],
+              frozen); /* what is compared with is the initial value */
     EXPECT_EQ(train(job, 4, 1, expected), "") << name_of(d);
     job.tune = [](mfsdp_runtime_desc *desc) { desc->state_space = MFSDP_SPACE_HOST; };
     EXPECT_EQ(train(job, 2, 2, expected), "") << name_of(d) << ", offloaded";
@@ -278,8 +283,8 @@ Sums sums_of(const Job &job, int64_t blocks) {
     for (std::size_t i = 0; i < count; ++i) {
       out.exact[i] += static_cast<double>(grad[i]);
       out.magnitude[i] += std::fabs(static_cast<double>(grad[i]));
-      out.bf16_chain[i] = ref::round_to(
-          MFSDP_BF16, out.bf16_chain[i] + ref::round_to(MFSDP_BF16, grad[i]));
+      out.bf16_chain[i] =
+          ref::round_to(MFSDP_BF16, out.bf16_chain[i] + ref::round_to(MFSDP_BF16, grad[i]));
     }
   }
   return out;
@@ -317,10 +322,10 @@ std::vector<float> summed_gradient(const Job &job, int32_t world, int32_t micro_
 }
 
 /*
- * Each bf16 term is off by at most half a unit in its 8 digits, 2^-8 of its size (2^-9 above the middle
- * of a binade; 2^-8 is the bound), the fp32 chain by at most 2^-24 of the running sum in each of the 63
- * additions: |error| <= (2^-8 + 63 * 2^-24 * (1 + 2^-8)) * sum of |terms|. W is not in it: the terms are
- * rounded once, wherever they come from, and never again on their way.
+ * Each bf16 term is off by at most half a unit in its 8 digits, 2^-8 of its size (2^-9 above the
+ * middle of a binade; 2^-8 is the bound), the fp32 chain by at most 2^-24 of the running sum in
+ * each of the 63 additions: |error| <= (2^-8 + 63 * 2^-24 * (1 + 2^-8)) * sum of |terms|. W is not
+ * in it: the terms are rounded once, wherever they come from, and never again on their way.
  */
 TEST(Precision, ErrorOfBf16GradientsDoesNotGrowWithRanks) {
   const Job inline_job = many_ranks_job();
@@ -332,16 +337,17 @@ TEST(Precision, ErrorOfBf16GradientsDoesNotGrowWithRanks) {
   std::vector<float> first;
   double worst_chain = 0;
   for (std::size_t i = 0; i < sums.exact.size(); ++i)
-    worst_chain = std::max(worst_chain, std::fabs(static_cast<double>(sums.bf16_chain[i]) -
-                                                  sums.exact[i]) / sums.magnitude[i]);
+    worst_chain =
+        std::max(worst_chain, std::fabs(static_cast<double>(sums.bf16_chain[i]) - sums.exact[i]) /
+                                  sums.magnitude[i]);
   EXPECT_GT(worst_chain, 2 * bound); /* a sum in bf16 would not pass */
   for (const int32_t world : {8, 16, 32, 64}) {
     const std::vector<float> got =
         summed_gradient(inline_job, world, static_cast<int32_t>(blocks) / world);
     double worst = 0;
     for (std::size_t i = 0; i < got.size(); ++i)
-      worst = std::max(worst, std::fabs(static_cast<double>(got[i]) - sums.exact[i]) /
-                                  sums.magnitude[i]);
+      worst = std::max(worst,
+                       std::fabs(static_cast<double>(got[i]) - sums.exact[i]) / sums.magnitude[i]);
     EXPECT_LE(worst, bound) << "world " << world;
     EXPECT_GT(worst, 0) << "nothing was rounded";
     if (first.empty()) first = got;
@@ -359,9 +365,9 @@ TEST(Precision, ErrorOfBf16GradientsDoesNotGrowWithRanks) {
 
 /* ---- d9: state keeps its type ---- */
 
-/* State and masters are copied out, everything is made anew, and training goes on with the same bits,
- * whatever the parameters' and gradients' dtypes. Muon alone: a runtime cannot be told how many steps
- * AdamW has behind it. */
+/* State and masters are copied out, everything is made anew, and training goes on with the same
+ * bits, whatever the parameters' and gradients' dtypes. Muon alone: a runtime cannot be told how
+ * many steps AdamW has behind it. */
 TEST(Precision, StateIsF32AndTrainingResumesFromIt) {
   for (const Dtypes &d : all_dtypes()) {
     Job job;
