@@ -67,9 +67,6 @@ MAX_LINES=900
 SETUP_FILES='mfsdp/plan/.* mfsdp/simulate/.* mfsdp/runtime/check.h mfsdp/runtime/measure.h mfsdp/runtime/setup.*'
 # Not an option but the input of one step.
 STEP_INPUTS='mfsdp_step_desc'
-# Files that still read options late. Each leaves this list when it no longer does.
-OPTIONS_LATE='mfsdp/runtime/grads.h mfsdp/runtime/params.h mfsdp/runtime/step.h mfsdp/runtime/tables.h
-  mfsdp/runtime/units.h'
 
 # strip FILE...: the files without comments and with empty strings, as FILE:LINE:TEXT lines.
 # Names in #include lines stay. Lines keep their numbers.
@@ -313,12 +310,11 @@ rule_macros() {
 # such a member outside of set-up is a violation, whatever is done with it. The context's options are
 # run-time switches, and the folders below core implement vtables: both are left out.
 rule_options() {
-  awk -v setup_files="$SETUP_FILES" -v inputs="$STEP_INPUTS" -v late="$OPTIONS_LATE" '
+  awk -v setup_files="$SETUP_FILES" -v inputs="$STEP_INPUTS" '
     BEGIN {
       n = split(setup_files, list); for (i = 1; i <= n; i++) setup[i] = "^" list[i] "$"
       setup_count = n
       n = split(inputs, list); for (i = 1; i <= n; i++) input[list[i]] = 1
-      n = split(late, list); for (i = 1; i <= n; i++) known[list[i]] = 1
     }
     {
       file = $0; sub(/:.*/, "", file)
@@ -351,14 +347,12 @@ rule_options() {
           before = substr(tail, 1, RSTART - 1)
           tail = substr(tail, RSTART + RLENGTH - 1)
           if (before ~ /(^|[^a-z0-9_])context$/ || allowed) continue
-          if (file in known) used[file] = 1
-          else print file ":" number ": " (name == "" ? "a macro" : name "()") " reads a kept description, ." member
+          print file ":" number ": " (name == "" ? "a macro" : name "()") " reads a kept description, ." member
           if (tail !~ /[^ ]/) break
         }
       }
     }
     text ~ /^}/ { name = "" }
-    END { for (file in known) if (!(file in used)) print file ": reads no option any more; take it out of OPTIONS_LATE" }
   ' "$tmp/code" "$tmp/code" >"$tmp/found"
   verdict options "options are read by set-up, never by what runs later"
 }

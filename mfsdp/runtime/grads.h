@@ -84,7 +84,7 @@ MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index)
   if (unit->grad_state != MFSDP__GRAD_BORROWED) MFSDP_TRY(mfsdp__unit_open_grads(rt, index));
   unit->grad_state = MFSDP__GRAD_OPEN;
   for (i = 0; i < unit->param_count; ++i) rt->params[unit->param_first + unit->params[i]].absent = 0;
-  if (rt->desc.compute_queue != NULL) return MFSDP_OK;
+  if (!rt->owns_compute) return MFSDP_OK;
   MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
   return mfsdp__runtime_settle(rt, rt->compute_done, "wait gradients");
 }
@@ -197,12 +197,12 @@ MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit)
                       "reduce unit %d: its gradients are not open (mfsdp_unit_grads)", (int)unit);
   mfsdp__unit_mark_present(rt, u);
   ++u->reduces;
-  if (rt->desc.local_accumulation && u->reduces < rt->micro_batch_count) {
+  if (rt->holds_sums && u->reduces < rt->micro_batch_count) {
     u->grad_state = MFSDP__GRAD_HELD;
     return MFSDP_OK;
   }
   if (u->reduce != NULL)
-    MFSDP__RUNTIME_TRY(rt, mfsdp__unit_send_grads(rt, u, rt->desc.local_accumulation || u->reduces == 1));
+    MFSDP__RUNTIME_TRY(rt, mfsdp__unit_send_grads(rt, u, rt->holds_sums || u->reduces == 1));
   mfsdp__unit_close_grads(rt, u);
   return MFSDP_OK;
 }

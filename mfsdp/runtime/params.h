@@ -41,7 +41,7 @@ MFSDP_API mfsdp_status mfsdp__init_store(mfsdp_runtime *rt, const mfsdp_piece *p
   float *master = mfsdp__piece_master(rt, piece);
   unsigned char *copy = mfsdp__piece_copy(rt, piece);
   if (master != NULL)
-    MFSDP_TRY(ops->copy(self, rt->compute, master + done, rt->desc.state_space, host,
+    MFSDP_TRY(ops->copy(self, rt->compute, master + done, rt->state_space, host,
                         MFSDP_SPACE_PINNED, nbytes));
   if (copy != NULL) {
     MFSDP_TRY(ops->copy(self, rt->compute, device, MFSDP_SPACE_DEVICE, host, MFSDP_SPACE_PINNED, nbytes));
@@ -132,7 +132,7 @@ MFSDP_API mfsdp_status mfsdp__export_load(mfsdp_runtime *rt, const mfsdp_piece *
   const mfsdp_dtype compute = rt->units[piece->unit].compute;
   if (master != NULL)
     return ops->copy(rt->backend->self, rt->communication, place, MFSDP_SPACE_DEVICE, master + skipped,
-                     rt->desc.state_space, (size_t)run->count * sizeof(float));
+                     rt->state_space, (size_t)run->count * sizeof(float));
   return ops->cast(rt->backend->self, rt->communication, place, MFSDP_F32,
                    mfsdp__piece_copy(rt, piece) + (size_t)skipped * mfsdp_dtype_nbytes(compute), compute,
                    run->count);

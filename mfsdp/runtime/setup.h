@@ -50,13 +50,13 @@ MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_
 MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt)
 {
   const int32_t count = mfsdp__setup_tensors(rt, NULL);
-  mfsdp_optimizer_desc desc = *rt->desc.optimizer;
+  mfsdp_optimizer_desc desc = *rt->desc->optimizer;
   mfsdp_status status;
   void *tensors;
   MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)count, sizeof(mfsdp_optimizer_tensor),
                               "runtime optimizer tensors", &tensors));
   (void)mfsdp__setup_tensors(rt, (mfsdp_optimizer_tensor *)tensors);
-  desc.state_space = rt->desc.state_space;
+  desc.state_space = rt->desc->state_space;
   status = mfsdp_optimizer_create(rt->context, rt->backend, &desc, (const mfsdp_optimizer_tensor *)tensors,
                                   count, &rt->optimizer);
   mfsdp_table_free(rt->context, tensors, (size_t)count, sizeof(mfsdp_optimizer_tensor));
@@ -70,7 +70,7 @@ MFSDP_API mfsdp_status mfsdp__setup_queues(mfsdp_runtime *rt)
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   MFSDP_TRY(ops->queue_create(self, rt->context, "communication", &rt->communication));
-  rt->compute = rt->desc.compute_queue;
+  rt->compute = rt->desc->compute_queue;
   if (rt->compute == NULL) {
     MFSDP_TRY(ops->queue_create(self, rt->context, "compute", &rt->compute));
     rt->owns_compute = 1;
@@ -228,8 +228,11 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   }
   rt = (mfsdp_runtime *)memory;
   rt->context = context;
-  rt->desc = *desc;
+  rt->desc = desc;
   rt->backend = desc->backend;
+  rt->holds_sums = desc->local_accumulation != 0;
+  rt->state_space = desc->state_space;
+  rt->scaling = desc->loss_scale;
   rt->hyper_count = desc->optimizer->group_count;
   rt->loss_scale = desc->loss_scale.initial > 0.0 ? desc->loss_scale.initial : 1.0;
   rt->failure = mfsdp_error_none();
@@ -239,8 +242,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
     mfsdp__teardown(rt);
     return status;
   }
-  rt->desc.groups = NULL; /* read by set-up only; the caller may free the arrays */
-  rt->desc.optimizer = NULL;
+  rt->desc = NULL; /* read by set-up only */
   *out = rt;
   return MFSDP_OK;
 }

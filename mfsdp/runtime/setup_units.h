@@ -17,13 +17,13 @@ MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt)
 {
   void *memory;
   int32_t g;
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->desc.group_count, sizeof(*rt->groups),
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->desc->group_count, sizeof(*rt->groups),
                               "runtime groups", &memory));
   rt->groups = (mfsdp__group_entry *)memory;
-  rt->group_count = rt->desc.group_count;
+  rt->group_count = rt->desc->group_count;
   rt->deadline_us = INT64_MAX;
   for (g = 0; g < rt->group_count; ++g) {
-    const mfsdp_group *from = &rt->desc.groups[g];
+    const mfsdp_group *from = &rt->desc->groups[g];
     mfsdp__group_entry *to = &rt->groups[g];
     to->plan = from->plan;
     to->transport = from->transport;
@@ -118,11 +118,11 @@ MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index, 
   layout.dtype = gather ? unit->compute : unit->wire;
   layout.full_count = gather ? unit->full_count : unit->grad_count;
   desc.kind = gather ? MFSDP_COLL_GATHER : MFSDP_COLL_REDUCE;
-  desc.algorithm = gather ? rt->desc.gather_algorithm : rt->desc.reduce_algorithm;
+  desc.algorithm = gather ? rt->desc->gather_algorithm : rt->desc->reduce_algorithm;
   desc.traffic = gather ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
   desc.layout = &layout;
   desc.transport = group->transport;
-  desc.chunk_nbytes = rt->desc.chunk_nbytes;
+  desc.chunk_nbytes = rt->desc->chunk_nbytes;
   desc.label = gather ? unit->gather_label : unit->reduce_label;
   status = mfsdp_plan_extents(rt->context, group->plan, index, kind, (mfsdp_extent *)extents, capacity,
                               &layout.extent_count);
@@ -135,7 +135,7 @@ MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t i
                                          mfsdp__sizes *used)
 {
   const mfsdp__group_entry *group = &rt->groups[g];
-  const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(&rt->desc, group->plan, group->rank, index);
+  const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(rt->desc, group->plan, group->rank, index);
   mfsdp__unit *unit = &rt->units[index];
   int32_t count = 0;
   const int32_t *params = mfsdp_plan_unit_params(group->plan, index, &count);
@@ -159,6 +159,7 @@ MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t i
   unit->copy_first_nbytes = used->copy_nbytes;
   unit->accumulator_first = used->accumulator_count;
   unit->accumulator_count = s.accumulator_count;
+  unit->keeps[MFSDP_USE_FORWARD] = rt->desc->reshard_after_forward == 0;
   used->master_count += s.master_count;
   used->accumulator_count += s.accumulator_count;
   if (s.separate) used->copy_nbytes += (size_t)s.shard_count * mfsdp_dtype_nbytes(s.compute);
@@ -208,7 +209,7 @@ MFSDP_API int32_t mfsdp__prefetch_list(const mfsdp_runtime *rt, int32_t index, m
                                        int32_t *out)
 {
   int32_t count = 0, unit = index, step = use == MFSDP_USE_BACKWARD ? -1 : 1;
-  while (count < rt->desc.prefetch_depth) {
+  while (count < rt->desc->prefetch_depth) {
     const int32_t next = mfsdp__unit_neighbour(rt, unit, step);
     if (next < 0 && (use != MFSDP_USE_FORWARD || step < 0)) break;
     if (next < 0)
@@ -225,7 +226,7 @@ MFSDP_API mfsdp_status mfsdp__setup_prefetch(mfsdp_runtime *rt)
 {
   void *memory;
   int32_t u, use, used = 0;
-  if (rt->desc.prefetch_depth == 0) return MFSDP_OK;
+  if (rt->desc->prefetch_depth == 0) return MFSDP_OK;
   for (u = 0; u < rt->unit_count; ++u)
     for (use = MFSDP_USE_FORWARD; use <= MFSDP_USE_EVALUATE && rt->units[u].group >= 0; ++use)
       rt->prefetch_unit_count += mfsdp__prefetch_list(rt, u, (mfsdp_use)use, NULL);
@@ -277,7 +278,7 @@ MFSDP_API mfsdp_status mfsdp__setup_ring(mfsdp_runtime *rt, int32_t count, size_
 
 MFSDP_API mfsdp_status mfsdp__setup_memory(mfsdp_runtime *rt, const mfsdp__sizes *sizes)
 {
-  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->master_count * sizeof(float), rt->desc.state_space,
+  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->master_count * sizeof(float), rt->desc->state_space,
                                 MFSDP_MEMORY_SHARD, &rt->master));
   MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->copy_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SHARD, &rt->copy));
   MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->accumulator_count * sizeof(float), MFSDP_SPACE_DEVICE,
@@ -315,7 +316,7 @@ MFSDP_API mfsdp_status mfsdp__setup_replica(mfsdp_runtime *rt, mfsdp__group_entr
   desc.layout = &layout;
   desc.transport = group->replica;
   desc.traffic = MFSDP_TRAFFIC_REDUCE;
-  desc.chunk_nbytes = rt->desc.chunk_nbytes;
+  desc.chunk_nbytes = rt->desc->chunk_nbytes;
   desc.kind = MFSDP_COLL_REDUCE;
   desc.label = "reduce replicas";
   status = mfsdp__setup_buffer(rt, (size_t)parts[group->replica_rank].count * sizeof(float),

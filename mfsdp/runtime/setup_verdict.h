@@ -161,7 +161,9 @@ MFSDP_API void mfsdp__verdict_presence(mfsdp_runtime *rt, const mfsdp__verdict_b
     if (rt->params[p].presence >= 0)
       rt->params[p].presence += rt->groups[rt->params[p].group].presence_first;
   rt->verdict.presence_count = count;
-  rt->verdict.presence_word = 1 + (int64_t)rt->desc.max_micro_batches * (rt->desc.weighted ? 2 : 1);
+  rt->verdict.value_capacity = rt->desc->max_micro_batches;
+  rt->verdict.weight_word = rt->desc->weighted ? 1 + rt->verdict.value_capacity : 0;
+  rt->verdict.presence_word = 1 + (int64_t)rt->verdict.value_capacity * (rt->desc->weighted ? 2 : 1);
   rt->verdict.header_words = rt->verdict.presence_word + (count + 63) / 64;
 }
 
@@ -422,12 +424,36 @@ MFSDP_API mfsdp_status mfsdp__setup_rates(mfsdp_runtime *rt)
   MFSDP_TRY(mfsdp_table_alloc(rt->context, 1, nbytes, "group rates", &memory));
   rates = (mfsdp_group_rates *)memory;
   for (i = 0; i < rt->hyper_count; ++i) {
-    rates[i].lr = rt->desc.optimizer->groups[i].lr;
-    rates[i].weight_decay = rt->desc.optimizer->groups[i].weight_decay;
+    rates[i].lr = rt->desc->optimizer->groups[i].lr;
+    rates[i].weight_decay = rt->desc->optimizer->groups[i].weight_decay;
   }
   status = mfsdp__setup_device_table(rt, rates, nbytes, &rt->verdict.rates);
   mfsdp_table_free(rt->context, memory, 1, nbytes);
   return status;
+}
+
+/* All arguments of the verdict's fold but the few that a step is told. */
+MFSDP_API void mfsdp__setup_fold(mfsdp_runtime *rt)
+{
+  const mfsdp__verdict_tables *t = &rt->verdict;
+  mfsdp_verdict_args *fold = &rt->verdict.fold;
+  memset(fold, 0, sizeof(*fold));
+  fold->struct_nbytes = sizeof(*fold);
+  fold->messages = (const uint64_t *)t->messages.data;
+  fold->rank_word = (const int64_t *)t->rank_word.data;
+  fold->block_word = (const int64_t *)t->block_word.data;
+  fold->block_count = t->block_count;
+  fold->world = t->ranks;
+  fold->value_capacity = t->value_capacity;
+  fold->weighted = rt->desc->weighted;
+  fold->param_count = t->presence_count;
+  fold->group_count = rt->hyper_count;
+  fold->rates = (const mfsdp_group_rates *)t->rates.data;
+  fold->clip_norm = rt->desc->clip_norm;
+  fold->missing_is_zero = rt->desc->missing == MFSDP_MISSING_ZEROS;
+  fold->present = (uint32_t *)t->present.data;
+  fold->scalars = (mfsdp_step_scalars *)t->scalars.data;
+  fold->record = (mfsdp_verdict_record *)t->record.data;
 }
 
 MFSDP_API mfsdp_status mfsdp__verdict_make(mfsdp_runtime *rt, mfsdp__verdict_build *b)
@@ -444,7 +470,9 @@ MFSDP_API mfsdp_status mfsdp__verdict_make(mfsdp_runtime *rt, mfsdp__verdict_bui
   rt->verdict.ranks = b->ranks;
   MFSDP_TRY(mfsdp__verdict_upload(rt, b));
   MFSDP_TRY(mfsdp__verdict_gathers(rt, b));
-  return mfsdp__setup_rates(rt);
+  MFSDP_TRY(mfsdp__setup_rates(rt));
+  mfsdp__setup_fold(rt);
+  return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__setup_verdict(mfsdp_runtime *rt)

@@ -14,7 +14,7 @@
 /* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
 MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped)
 {
-  const mfsdp_loss_scale *rule = &rt->desc.loss_scale;
+  const mfsdp_loss_scale *rule = &rt->scaling;
   if (rule->initial == 0.0) return;
   if (skipped) {
     const double smaller = rt->loss_scale * rule->backoff;
@@ -47,7 +47,7 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
-  if (!rt->desc.weighted || v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
+  if (rt->verdict.weight_word == 0 || v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
     mfsdp__step_adapt_loss_scale(rt, v->skipped);
   rt->verdict_pending = 0;
   return MFSDP_OK;
@@ -60,10 +60,10 @@ MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_des
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "step: desc is NULL or its struct_nbytes is not %zu (use mfsdp_step_desc_default)",
                       sizeof(*desc));
-  if (desc->micro_batch_count < 1 || desc->micro_batch_count > rt->desc.max_micro_batches)
+  if (desc->micro_batch_count < 1 || desc->micro_batch_count > rt->verdict.value_capacity)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "step: micro_batch_count is %d, needs 1 to max_micro_batches (%d)",
-                      (int)desc->micro_batch_count, (int)rt->desc.max_micro_batches);
+                      (int)desc->micro_batch_count, (int)rt->verdict.value_capacity);
   if (!(desc->grad_weight > 0.0) || !(desc->grad_weight <= 1e30))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "step: grad_weight is %g, needs to be positive",
                       desc->grad_weight);
@@ -94,7 +94,7 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
   rt->in_step = 1;
   memset(header, 0, rt->verdict.header.nbytes);
   memcpy(&nan_bits, &not_reported, sizeof(nan_bits));
-  for (i = 0; i < rt->desc.max_micro_batches; ++i) header[1 + i] = nan_bits; /* weights stay 0 */
+  for (i = 0; i < rt->verdict.value_capacity; ++i) header[1 + i] = nan_bits; /* weights stay 0 */
   for (i = 0; i < rt->unit_count; ++i) rt->units[i].reduces = 0;
   return MFSDP_OK;
 }
@@ -123,14 +123,14 @@ MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value)
 MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight)
 {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
-  if (!rt->desc.weighted || !rt->in_step || rt->weight_count >= rt->micro_batch_count)
+  if (rt->verdict.weight_word == 0 || !rt->in_step || rt->weight_count >= rt->micro_batch_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step weight: %s",
-                      !rt->desc.weighted ? "the runtime was not made with weighted"
+                      rt->verdict.weight_word == 0 ? "the runtime was not made with weighted"
                       : rt->in_step      ? "more weights than micro-batches"
                                          : "no step is open");
   if (!(weight >= 0.0) || !(weight <= 1e300))
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "step weight: %g, needs 0 or more", weight);
-  memcpy((uint64_t *)rt->verdict.header.data + 1 + rt->desc.max_micro_batches + rt->weight_count, &weight,
+  memcpy((uint64_t *)rt->verdict.header.data + rt->verdict.weight_word + rt->weight_count, &weight,
          sizeof(weight));
   ++rt->weight_count;
   return MFSDP_OK;
@@ -144,7 +144,7 @@ MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
   int32_t i;
   if (!rt->in_step)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step end: no step is open (mfsdp_step_begin)");
-  if (rt->desc.weighted && rt->weight_count != rt->micro_batch_count)
+  if (rt->verdict.weight_word > 0 && rt->weight_count != rt->micro_batch_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                       "step end: %d of %d micro-batches have a weight (mfsdp_step_weight)",
                       (int)rt->weight_count, (int)rt->micro_batch_count);
@@ -219,29 +219,11 @@ MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt)
 
 MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
 {
-  const mfsdp__verdict_tables *t = &rt->verdict;
-  mfsdp_verdict_args args;
-  memset(&args, 0, sizeof(args));
-  args.struct_nbytes = sizeof(args);
-  args.messages = (const uint64_t *)t->messages.data;
-  args.rank_word = (const int64_t *)t->rank_word.data;
-  args.block_word = (const int64_t *)t->block_word.data;
-  args.block_count = t->block_count;
-  args.world = t->ranks;
-  args.value_capacity = rt->desc.max_micro_batches;
-  args.value_count = rt->micro_batch_count * t->ranks;
-  args.weighted = rt->desc.weighted;
-  args.param_count = t->presence_count;
-  args.group_count = rt->hyper_count;
-  args.rates = (const mfsdp_group_rates *)t->rates.data;
+  mfsdp_verdict_args args = rt->verdict.fold;
+  args.value_count = rt->micro_batch_count * rt->verdict.ranks;
   args.lr_factor = rt->step.lr_factor;
   args.grad_scale = rt->step.grad_weight;
   args.loss_scale = rt->loss_scale;
-  args.clip_norm = rt->desc.clip_norm;
-  args.missing_is_zero = rt->desc.missing == MFSDP_MISSING_ZEROS;
-  args.present = (uint32_t *)t->present.data;
-  args.scalars = (mfsdp_step_scalars *)t->scalars.data;
-  args.record = (mfsdp_verdict_record *)t->record.data;
   MFSDP_TRY(rt->backend->ops->verdict_fold(rt->backend->self, rt->compute, &args));
   return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->verdict_ready);
 }

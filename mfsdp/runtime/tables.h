@@ -58,6 +58,7 @@ typedef struct mfsdp__unit {
   int32_t owner_count;
   const int32_t *prefetch[4];  /* by mfsdp_use: prefetch_count units that are acquired next */
   int32_t prefetch_count[4];
+  int32_t keeps[4];            /* by mfsdp_use: 1 = it stays in its slot until its backward */
   mfsdp_dtype compute, grad, wire;
   int64_t full_count, grad_count;     /* elements of the two full buffers */
   int64_t master_first, master_count; /* this rank's segment in the master storage */
@@ -92,16 +93,19 @@ typedef struct mfsdp__verdict_tables {
   mfsdp_coll *gather, *replica_gather; /* inside group 0; over its replicas */
   int64_t replica_word;     /* first word of this replica's messages */
   int64_t own_word;         /* first word of this rank's message */
+  int32_t value_capacity;   /* value words in a message, after the flags */
+  int32_t weight_word;      /* in a message: where weights begin; 0: the mean is not weighted */
   int64_t presence_word;    /* in a message: after flags, values and, if weighted, weights */
   int64_t header_words;     /* in a message: where block sums begin */
   int64_t block_count;      /* of all ranks, each block once */
   int32_t own_block_count, presence_count;
   int32_t ranks;            /* group 0's world times its replicas */
+  mfsdp_verdict_args fold;  /* complete but for what each step is told */
 } mfsdp__verdict_tables;
 
 struct mfsdp_runtime {
   mfsdp_context *context;
-  mfsdp_runtime_desc desc; /* groups and optimizer are read by set-up only */
+  const mfsdp_runtime_desc *desc; /* the caller's, in create only; NULL afterwards */
   const mfsdp_backend *backend;
   mfsdp__group_entry *groups;
   int32_t group_count, unit_count, param_count, hyper_count;
@@ -121,7 +125,10 @@ struct mfsdp_runtime {
 
   mfsdp_queue *communication; /* all transport work, in the order of calls */
   mfsdp_queue *compute;       /* desc.compute_queue, or one of our own */
-  int32_t owns_compute;
+  int32_t owns_compute;       /* 1: the caller computes on its own thread, which has to wait */
+  int32_t holds_sums;         /* 1: micro-batches add up in the slot, the last one is reduced */
+  mfsdp_space state_space;    /* of the masters */
+  mfsdp_loss_scale scaling;
   mfsdp_event *compute_done;  /* last point of `compute` that `communication` waits for */
   mfsdp_event *reduced;       /* last point of `communication` that `compute` waits for */
   mfsdp_event *verdict_ready, *step_done;
@@ -196,7 +203,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *eve
 {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp_status status;
-  if (rt->desc.compute_queue != NULL) return ops->queue_wait(rt->backend->self, rt->compute, event);
+  if (!rt->owns_compute) return ops->queue_wait(rt->backend->self, rt->compute, event);
   mfsdp_trace_begin(rt->context, "host", label);
   status = ops->event_wait(rt->backend->self, rt->context, event, rt->deadline_us);
   mfsdp_trace_end(rt->context, "host", label);

@@ -160,7 +160,7 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "acquire unit %d: unknown use %d", (int)unit,
                       (int)use);
   MFSDP_TRY(mfsdp__unit_room(rt, unit, u));
-  if (rt->desc.reshard_after_forward == 0) u->kept = use == MFSDP_USE_FORWARD;
+  u->kept = u->keeps[use];
   MFSDP__RUNTIME_TRY(rt, mfsdp__unit_acquire_all(rt, unit, use));
   return MFSDP_OK;
 }
