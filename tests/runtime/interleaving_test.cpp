@@ -19,6 +19,7 @@ using test::Trainer;
 struct Case {
   int32_t ranks = 1, prefetch = 0, reduce = 0, reshard = 1, micro_batches = 1;
   bool on_queue = false;
+  bool wanders = false; /* acquires that nobody expects behind each backward */
   int64_t steps = 2,
           explored_from = 1; /* steps before it run hosts first, their updates may linger */
   Job job;
@@ -107,6 +108,7 @@ public:
         MFSDP_TRY(mfsdp_unit_reduce(rt, u));
         MFSDP_TRY(mfsdp_unit_release(rt, u));
       }
+      if (c_->wanders) MFSDP_TRY(wander(step, block, units));
     }
     MFSDP_TRY(trainer_->end());
     world_->host_writes(rank_->rank, "host", rt->verdict.record.data, rt->verdict.record.nbytes,
@@ -121,6 +123,20 @@ public:
   }
 
 private:
+  /* The last unit stays for a backward that does not come, and two held at once evict it. */
+  mfsdp_status wander(int64_t step, int64_t block, int32_t units) {
+    mfsdp_runtime *rt = trainer_->runtime;
+    MFSDP_TRY(mfsdp_unit_acquire(rt, units - 1, MFSDP_USE_FORWARD));
+    MFSDP_TRY(compute(step, block, units - 1, false));
+    MFSDP_TRY(mfsdp_unit_release(rt, units - 1));
+    for (int32_t u : {1, 2})
+      MFSDP_TRY(mfsdp_unit_acquire(rt, u, MFSDP_USE_EVALUATE));
+    for (int32_t u : {1, 2}) {
+      MFSDP_TRY(compute(step, block, u, false));
+      MFSDP_TRY(mfsdp_unit_release(rt, u));
+    }
+    return MFSDP_OK;
+  }
   mfsdp_status compute(int64_t step, int64_t block, int32_t unit, bool backward) {
     for (int32_t i : c_->job.model.unit_tensors(unit)) {
       std::unique_ptr<Work> w(new Work());
@@ -253,6 +269,11 @@ std::vector<Case> cases(const Job &job, int32_t ranks, int32_t prefetch, int32_t
 
 /* ---- every order is promised by an event ---- */
 
+/* Under sanitizers one thread computes at a time: they have little to find, and take long. */
+bool skipped(const Case &c) {
+  return MFSDP_TEST_SANITIZER && (c.prefetch != 1 || c.on_queue == (c.ranks == 1));
+}
+
 TEST(Races, NoneInAnyCase) {
   int64_t count = 0;
   for (const int32_t ranks : {1, 2})
@@ -261,12 +282,14 @@ TEST(Races, NoneInAnyCase) {
         c.micro_batches = 2;
         c.steps = 3;
         c.explored_from = 0;
+        c.wanders = job.model.unit_count() == 4 && c.prefetch > 0;
+        if (skipped(c)) continue;
         const Right right(c);
         EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
         EXPECT_EQ(run_case(c, right, test::random_schedule(1), RunOptions()), "") << c.text();
         ++count;
       }
-  EXPECT_EQ(count, 2 * 2 * 24);
+  EXPECT_EQ(count, MFSDP_TEST_SANITIZER ? 2 * 2 * 4 : 2 * 2 * 24);
 }
 
 /* ---- all interleavings ---- */
@@ -304,6 +327,7 @@ TEST(Interleavings, RandomOnesOfTwoRanks) {
     for (Case c : cases(job, 2, 2, 1)) {
       c.micro_batches = 2;
       c.explored_from = 0;
+      c.wanders = job.model.unit_count() == 4 && c.prefetch > 0;
       const Right right(c);
       for (uint64_t seed = 0; seed < seeds; ++seed)
         ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
@@ -353,6 +377,7 @@ TEST(Waits, EachKindIsMissed) {
     const bool of_grads = std::string(kind.name) == "a gradient slot is idle";
     int64_t races = 0;
     for (const Case &c : cases(two_units(), 2, 1, 1)) {
+      if (skipped(c)) continue;
       const Right right(c);
       const bool needed = !of_grads || grad_slots_are_reused(c);
       bool raced = false, wrong = false;
@@ -376,7 +401,8 @@ TEST(Waits, EachKindIsMissed) {
  * promise; those for computation, reductions and the verdict never do. */
 TEST(Waits, EachOneOfAStep) {
   for (const Case &c : cases(two_units(), 2, 1, 1)) {
-    if (!c.on_queue) continue; /* a host that waits makes waits of its queues unnecessary */
+    if (!c.on_queue || skipped(c))
+      continue; /* a host that waits makes waits of its queues unnecessary */
     const Right right(c);
     std::map<std::string, int> needed, spare;
     std::string name = "some";

@@ -177,7 +177,9 @@ TEST(Overlap, EveryDepthEqualsTheOracle) {
   const std::pair<int32_t, int32_t> shapes[] = {{1, 4}, {2, 2}, {4, 1}};
   for (const Depths &d : all_depths(3, 2))
     for (const auto &shape : shapes) {
-      if (MFSDP_TEST_SANITIZER && (d.reduce == 2 || d.prefetch == 2 || shape.first == 1)) continue;
+      if (MFSDP_TEST_SANITIZER && (d.reduce == 2 || d.prefetch == 2 || shape.first == 1 ||
+                                   (shape.first == 2) == d.on_queue))
+        continue;
       ASSERT_EQ(trains(job, d, shape.first, shape.second, expected, 0), "");
     }
 }
@@ -187,8 +189,10 @@ TEST(Overlap, LateBatchesChangeNothing) {
     job.debug_poison = job.debug_check = 1;
     const test::Expected expected(job, 6, 3);
     for (const Depths &d : all_depths(MFSDP_TEST_SANITIZER ? 1 : 2, 1))
-      for (const int32_t world : {2, 3})
+      for (const int32_t world : {2, 3}) {
+        if (MFSDP_TEST_SANITIZER && (world == 2) == d.on_queue) continue;
         ASSERT_EQ(trains(job, d, world, 6 / world, expected, 150), "");
+      }
   }
 }
 
@@ -536,7 +540,7 @@ TEST(Slots, TakeWhatWasPredicted) {
 /* b9: buffers freed or used again too early. */
 TEST(Poison, FiveHundredSteps) {
   Job job = worker_job(test::small_job());
-  const int64_t steps = MFSDP_TEST_SANITIZER ? 60 : 500;
+  const int64_t steps = 500;
   const int32_t world = 3;
   const test::Expected expected(job, world, steps);
   job.debug_poison = 1;

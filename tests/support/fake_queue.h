@@ -516,6 +516,7 @@ private:
     if (!(*queue)->items.empty() && !of(self)->world_->halted())
       of(self)->world_->report("a queue with work was destroyed");
     all.erase(std::find(all.begin(), all.end(), *queue));
+    (*queue)->items.clear(); /* which may hold this queue, by way of another */
     delete queue;
   }
   static FakeEvent *event_of(mfsdp_event *event) { return reinterpret_cast<FakeEvent *>(event); }
