@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+/* What mfsdp-plan prints, writes and draws of a plan; the text inputs behind it. */
+#include "examples/plan/chart.h"
+#include "examples/plan/cluster.h"
+#include "examples/plan/describe.h"
+#include "examples/plan/heatmap.h"
+#include "examples/plan/models.h"
+#include "examples/plan/options.h"
+#include "examples/plan/table.h"
+#include "tests/examples/gpt_test.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace {
+
+using gpt_test::TempFile;
+using gpt_test::TextOutput;
+
+std::size_t count_of(const std::string &text, const std::string &part) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    ++count;
+  return count;
+}
+
+class Outcome : public testing::Test {
+protected:
+  void SetUp() override {
+    const mfsdp_context_desc desc = mfsdp_context_desc_default();
+    ASSERT_EQ(mfsdp_context_init(&context_, &desc), MFSDP_OK);
+    plan_params_init(&params_);
+    ASSERT_EQ(plan_model_fill("gpt2-124m", PLAN_VIEWS_WHOLE, &params_, &error_), PLAN_OK);
+    question_.input = "a <model> & \"more\"";
+    question_.params = &params_;
+    question_.planner = MFSDP_PLANNER_BALANCED;
+    question_.newton_schulz_cost = 1;
+    question_.caps = mfsdp_plan_desc_default().caps;
+    question_.cluster = mfsdp_cluster_default();
+    question_.algorithm = MFSDP_SIM_RING;
+    question_.newton_schulz_steps = 5;
+    question_.replicas = 1;
+    question_.chunk_nbytes = 1 << 20;
+    question_.model_flops = 1e12;
+  }
+  void TearDown() override {
+    plan_params_free(&params_);
+    EXPECT_EQ(mfsdp_context_destroy(&context_), MFSDP_OK); /* nothing is held */
+  }
+  mfsdp_context context_;
+  plan_params params_;
+  plan_question question_ = {};
+  plan_error error_ = {};
+};
+
+TEST_F(Outcome, PrintsAndWrites) {
+  plan_outcome out;
+  TextOutput table, json;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 8, &out, &error_), PLAN_OK) << error_.text;
+  plan_outcome_print(&out, table.file());
+  plan_outcome_json(&out, 1, json.file());
+  /* Every prediction once, with the number that the simulator gives. */
+  for (const plan_prediction &p : out.predictions) {
+    char number[32];
+    mfsdp_sim_desc desc = mfsdp_sim_desc_default();
+    mfsdp_sim_result result = mfsdp_sim_result_default();
+    desc.plan = out.plan;
+    desc.cluster = &question_.cluster;
+    desc.strategy = p.strategy;
+    desc.algorithm = p.algorithm;
+    desc.chunk_nbytes = question_.chunk_nbytes;
+    desc.model_flops = 1e12;
+    ASSERT_EQ(mfsdp_simulate(&context_, &desc, &result, nullptr, 0), MFSDP_OK);
+    EXPECT_EQ(p.result.step_us, result.step_us);
+    snprintf(number, sizeof number, "\"step_us\":%.6g", result.step_us);
+    EXPECT_NE(json.text().find(number), std::string::npos) << number;
+    snprintf(number, sizeof number, " %.2f ", result.optimizer_us * 1e-3);
+    EXPECT_NE(table.text().find(number), std::string::npos) << number << table.text();
+  }
+  EXPECT_EQ(out.predictions[7].algorithm, MFSDP_SIM_RING);
+  EXPECT_EQ(count_of(json.text(), "\"strategy\""), 8u);
+  EXPECT_EQ(count_of(json.text(), "\"input\":\"a <model> & \\\"more\\\"\""), 8u);
+  EXPECT_EQ(count_of(json.text(), ",\n{"), 7u);
+  plan_outcome_free(&context_, &out);
+}
+
+TEST_F(Outcome, AFailureSaysWhyAndHoldsNothing) {
+  plan_outcome out;
+  question_.caps.max_owners = 1;
+  question_.caps.max_gamma_permille = 1000;
+  EXPECT_EQ(plan_outcome_make(&context_, &question_, 8, &out, &error_), PLAN_USAGE_ERROR);
+  EXPECT_NE(std::string(error_.text).find("caps"), std::string::npos) << error_.text;
+  EXPECT_EQ(out.plan, nullptr);
+}
+
+TEST_F(Outcome, HeatMaps) {
+  plan_outcome out[2];
+  TextOutput svg;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 8, &out[0], &error_), PLAN_OK);
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 1000, &out[1], &error_), PLAN_OK);
+  ASSERT_EQ(plan_heatmap(out, 2, svg.file(), &error_), PLAN_OK) << error_.text;
+  const std::string text = svg.text();
+  EXPECT_EQ(count_of(text, "<svg "), 1u);
+  EXPECT_EQ(count_of(text, "</svg>"), 1u);
+  EXPECT_EQ(count_of(text, "Resident bytes"), 2u);
+  EXPECT_EQ(count_of(text, "Optimizer cost"), 2u);
+  EXPECT_EQ(count_of(text, "a &lt;model&gt; &amp; \"more\" on 8 ranks"), 1u);
+  EXPECT_EQ(count_of(text, "rows of 8: the largest"), 2u); /* 1000 ranks in 125 rows */
+  EXPECT_EQ(count_of(text, "<g"), count_of(text, "</g>"));
+  EXPECT_EQ(text.find("nan"), std::string::npos);
+  char total[24], line[64];
+  snprintf(line, sizeof line, "total %s,",
+           plan_bytes_text(static_cast<double>(out[0].summary.resident_nbytes.sum), total));
+  EXPECT_EQ(count_of(text, line), 2u) << line; /* padding does not show in three digits */
+  for (plan_outcome &o : out)
+    plan_outcome_free(&context_, &o);
+}
+
+TEST(PlanChart, SkipsWhatHasNoLogarithm) {
+  const double x[] = {1, 2, 4}, y[] = {10, 0, 1000};
+  const plan_series series = {"a<b", x, y, 3, 0, 0};
+  const plan_chart chart = {"t", "x", "y", &series, 1};
+  TextOutput svg;
+  plan_chart_put(svg.file(), &chart, 0, 0);
+  EXPECT_EQ(count_of(svg.text(), "<circle"), 2u);
+  EXPECT_EQ(count_of(svg.text(), "a&lt;b"), 1u);
+  EXPECT_EQ(svg.text().find("inf"), std::string::npos);
+  EXPECT_EQ(svg.text().find("nan"), std::string::npos);
+}
+
+TEST(PlanText, ScaledNumbers) {
+  char text[24];
+  EXPECT_STREQ(plan_bytes_text(0, text), "0 B");
+  EXPECT_STREQ(plan_bytes_text(999, text), "999 B");
+  EXPECT_STREQ(plan_bytes_text(999.6, text), "1.00 kB");
+  EXPECT_STREQ(plan_bytes_text(12345678, text), "12.3 MB");
+  EXPECT_STREQ(plan_bytes_text(123456789012.0, text), "123 GB");
+}
+
+TEST(PlanCluster, ReadsWhatAFileSays) {
+  const TempFile file("# two ports\nranks_per_node 4\n\n  flops_per_s\t9e14   # sustained\r\n");
+  mfsdp_cluster c, d = mfsdp_cluster_default();
+  plan_error error;
+  ASSERT_EQ(plan_cluster_read(file.path(), &c, &error), PLAN_OK) << error.text;
+  EXPECT_EQ(c.ranks_per_node, 4);
+  EXPECT_EQ(c.flops_per_s, 9e14);
+  EXPECT_EQ(c.net_latency_us, d.net_latency_us);
+#define FIELD(field, unit, value, low, high)                                                 \
+  {                                                                                          \
+    const TempFile one(#field " 77\n");                                                      \
+    ASSERT_EQ(plan_cluster_read(one.path(), &c, &error), PLAN_OK) << error.text;             \
+    EXPECT_EQ(c.field, 77.0);                                                                \
+    const TempFile bad(#field " -2\n");                                                      \
+    EXPECT_EQ(plan_cluster_read(bad.path(), &c, &error), PLAN_USAGE_ERROR);                  \
+    EXPECT_NE(std::string(error.text).find(":1: " #field), std::string::npos) << error.text; \
+  }
+  MFSDP_CLUSTER_TABLE(FIELD)
+#undef FIELD
+}
+
+TEST(PlanTable, ReadsEveryColumn) {
+  const TempFile file("a F32 10x20x30 3 matrix batch\n"
+                      "b f16 8 0 frozen -\n"
+                      "c bf16 6x4 1 matrix rows=1,2,3\n"
+                      "d bf16 6x4 2 matrix rows=1,2,3 alias=c\n");
+  plan_params params;
+  plan_error error;
+  plan_params_init(&params);
+  ASSERT_EQ(plan_table_read(file.path(), &params, &error), PLAN_OK) << error.text;
+  ASSERT_EQ(params.count, 4);
+  EXPECT_EQ(params.list[0].compute, MFSDP_F32);
+  EXPECT_EQ(params.list[0].ndim, 3);
+  EXPECT_EQ(params.list[0].shape[2], 30);
+  EXPECT_EQ(params.list[0].unit, 3);
+  EXPECT_EQ(params.list[0].view, MFSDP_VIEW_BATCH);
+  EXPECT_EQ(params.list[1].role, MFSDP_ROLE_FROZEN);
+  EXPECT_EQ(params.list[1].compute, MFSDP_F16);
+  EXPECT_EQ(params.list[1].master, MFSDP_F32);
+  EXPECT_EQ(params.list[2].part_count, 3);
+  EXPECT_EQ(params.list[2].part_rows[2], 3);
+  EXPECT_STREQ(params.list[3].alias_of, "c");
+  plan_params_free(&params);
+}
+
+TEST(PlanTable, Shapes) {
+  mfsdp_param p = mfsdp_param_default();
+  const auto shape = [&](std::string text) { return plan_shape_of(&text[0], &p); };
+  EXPECT_TRUE(shape("1x2x3x4x5x6x7x8"));
+  EXPECT_EQ(p.ndim, 8);
+  for (const char *bad :
+       {"", "x", "1x", "x1", "1xx2", "1x2x3x4x5x6x7x8x9", "-1", "1.5", " 1", "0x1g"})
+    EXPECT_FALSE(shape(bad)) << bad;
+}
+
+TEST(PlanOptions, ReadsAll) {
+  std::vector<std::string> words = {"mfsdp-plan", "--world", "8,16",   "in",      "--max-gamma",
+                                    "1500",       "--dtype", "f16",    "--views", "heads",
+                                    "--steps",    "0",       "--cost", "elements"};
+  std::vector<char *> argv;
+  for (std::string &w : words)
+    argv.push_back(&w[0]);
+  plan_options o;
+  plan_error error;
+  ASSERT_EQ(plan_options_parse(static_cast<int>(argv.size()), argv.data(), &o, &error), PLAN_OK)
+      << error.text;
+  EXPECT_EQ(o.world_count, 2);
+  EXPECT_EQ(o.worlds[1], 16);
+  ASSERT_EQ(o.input_count, 1);
+  EXPECT_STREQ(o.inputs[0], "in");
+  EXPECT_EQ(o.caps.max_gamma_permille, 1500);
+  EXPECT_EQ(o.caps.max_owners, MFSDP_PLAN_NO_CAP);
+  EXPECT_EQ(o.dtype, MFSDP_F16);
+  EXPECT_EQ(o.views, PLAN_VIEWS_HEADS);
+  EXPECT_EQ(o.steps, 0);
+  EXPECT_EQ(o.newton_schulz_cost, 0);
+  EXPECT_EQ(o.planner, mfsdp_plan_desc_default().planner);
+}
+
+} // namespace
