@@ -356,6 +356,17 @@ TEST(Mismatch, PlansOfExpertCopies) {
   test::must_mismatch(job, nullptr, "first at parameter 0 (here: b.one)");
 }
 
+/* A group that only copy 1 has: copy 0 hears of it from there. */
+TEST(Mismatch, PlansOfAGroupInsideOneCopy) {
+  GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
+  job.add_instance(true, {{0, 1}}, experts("a"));
+  job.add_instance(false, {{2, 3}}, other_experts("b"));
+  job.spoil_params = [](int32_t thread, std::size_t group, std::vector<mfsdp_param> *params) {
+    if (thread == 3 && group == 1) params->at(1).unit = 4;
+  };
+  test::must_mismatch(job, nullptr, "first at parameter 1 (here: b.many)");
+}
+
 /* Replicas that are connected crosswise: rank 0 of copy 0 with rank 1 of copy 1. */
 TEST(Mismatch, ReplicasOfOtherRanks) {
   GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
