@@ -171,7 +171,7 @@ typedef struct mfsdp_group_rates {
  * skip = the sum of squares is not finite, or the weights' sum is not positive and finite.
  * grad_norm = sqrt(sum) * |scale|. clip_scale = clip_norm > 0 ? min(1, clip_norm / (grad_norm + 1e-6))
  * : 1 (torch.nn.utils.clip_grad_norm_). value_mean = sum of values / value_count, or, weighted, sum of
- * weight * value / sum of weights. applied_steps advances in every group unless skip is set.
+ * weight * value / sum of weights; values of weight 0 are left out. applied_steps advances in every group unless skip is set.
  */
 typedef struct mfsdp_verdict_args {
   size_t struct_nbytes;

@@ -34,8 +34,8 @@ extern "C" {
   X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                         \
   X(CHOICE, optimizer, "optimizer", "muon", 0, 0, "muon|adamw",                                    \
     "optimizer of the hidden matrices; the rest uses AdamW")                                       \
-  X(CHOICE, planner, "planner", "scope-greedy", 0, 0,                                              \
-    "round-robin|role-greedy|scope-greedy|!cost-aware|!balanced", "how matrices get their owners") \
+  X(CHOICE, planner, "planner", "balanced", 0, 0,                                              \
+    "round-robin|role-greedy|scope-greedy|cost-aware|balanced", "how matrices get their owners") \
   X(INTEGER, layers, "layers", "4", 1, 1000, "N", "transformer blocks")                            \
   X(INTEGER, dim, "dim", "128", 1, 65536, "N", "width; a multiple of --heads")                     \
   X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                                 \
@@ -72,7 +72,13 @@ extern "C" {
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
-enum { GPT_PLANNER_ROUND_ROBIN = 0, GPT_PLANNER_ROLE_GREEDY, GPT_PLANNER_SCOPE_GREEDY };
+enum {
+  GPT_PLANNER_ROUND_ROBIN = 0,
+  GPT_PLANNER_ROLE_GREEDY,
+  GPT_PLANNER_SCOPE_GREEDY,
+  GPT_PLANNER_COST_AWARE,
+  GPT_PLANNER_BALANCED
+};
 
 /* GPT_OPTION_data, GPT_OPTION_ranks, ...: index into `given`. */
 enum gpt_option_index {

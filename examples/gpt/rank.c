@@ -40,12 +40,14 @@ mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
 
 mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan) {
   static const mfsdp_planner planners[] = {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY,
-                                           MFSDP_PLANNER_SCOPE_GREEDY};
+                                           MFSDP_PLANNER_SCOPE_GREEDY, MFSDP_PLANNER_COST_AWARE,
+                                           MFSDP_PLANNER_BALANCED};
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   desc.params = job->table.params;
   desc.param_count = job->table.count;
   desc.world = (int32_t)job->options.ranks;
   desc.planner = planners[job->options.planner];
+  if (job->options.optimizer == GPT_OPTIMIZER_ADAMW) desc.cost = mfsdp_plan_cost_elements;
   return mfsdp_plan_create(context, &desc, plan);
 }
 

@@ -279,6 +279,7 @@ MFSDP_API int mfsdp__search_improve(mfsdp__search *search, int by) {
   const int32_t r = search->order[world - 1].id;
   mfsdp__step best;
   int32_t i;
+  memset(&best, 0, sizeof(best));
   best.x = -1;
   best.peak = search->order[world - 1].key;
   mfsdp__search_pool(search, 0, r);

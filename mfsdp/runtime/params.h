@@ -225,7 +225,8 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
 /*
  * Copies a parameter's whole fp32 master (of a FROZEN one its value) to `dst` (HOST, numel floats,
  * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass NULL. An
- * alias gives its owner's. Collective over the group, COMPLETE. Streams through one free parameter slot
+ * alias gives its owner's. Collective over the group, COMPLETE; with several groups every rank of the job
+ * calls it equally often, since it may give up what was gathered ahead. Streams through one free parameter slot
  * and uses no other memory.
  * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is free.
  */

@@ -66,7 +66,7 @@ same_test 'plain'
 same_test 'tied bf16' --tied --dtype bf16
 
 # The planner moves owners, not results.
-for planner in round-robin role-greedy scope-greedy; do
+for planner in round-robin role-greedy scope-greedy cost-aware balanced; do
   # shellcheck disable=SC2086
   $program $small --ranks 3 --planner $planner >"$work/out" 2>/dev/null
   hash=$(field "$work/out" params_hash)

@@ -272,8 +272,8 @@ TEST_P(HostVerdict, WeightsDivideTheGradientAndWeighTheMean) {
   Step step;
   step.sums = {16.0};
   step.grad_scale = 3.0;
-  step.values = {1.0, 2.0, 4.0, 8.0, 16.0, 32.0};
-  step.weights = {8.0, 1.0, 0.0, 5.0, 1.0, 1.0}; /* sum 16 */
+  step.values = {1.0, 2.0, std::nan(""), 8.0, 16.0, 32.0}; /* a block without tokens has no mean */
+  step.weights = {8.0, 1.0, 0.0, 5.0, 1.0, 1.0};           /* sum 16 */
   for (int32_t world : {1, 2, 3, 6}) {
     step.world = world;
     const Outcome out = fold(&rig, step);
