@@ -53,12 +53,15 @@ typedef struct worker {
   mfsdp_thread thread;
 } worker;
 
-static void meet(worker *w) { (void)pthread_barrier_wait(&w->all->barrier); }
+static void meet(worker *w) {
+  (void)pthread_barrier_wait(&w->all->barrier);
+}
 
-static void need(worker *w, mfsdp_status status) { bench_need(&w->rank, status); }
+static void need(worker *w, mfsdp_status status) {
+  bench_need(&w->rank, status);
+}
 
-static void trace_optimizer(void *user, int begin, const char *lane, const char *label)
-{
+static void trace_optimizer(void *user, int begin, const char *lane, const char *label) {
   worker *w = (worker *)user;
   (void)lane;
   if (strcmp(label, "optimizer") != 0) return;
@@ -72,29 +75,29 @@ static void trace_optimizer(void *user, int begin, const char *lane, const char 
 /* ---- the peer ---- */
 
 /* Sums this rank's slice from all ranks in rank order, then copies the other slices. */
-static void all_reduce(worker *w)
-{
+static void all_reduce(worker *w) {
   const mfsdp_backend *backend = mfsdp_host_backend_get(w->rank.host);
   bench_replica *own = &w->all->replicas[w->index];
   const int64_t count = own->grad_count, slice = (count / RANKS + 127) / 128 * 128;
   const void *terms[RANKS];
   int32_t r;
   meet(w);
-  for (r = 0; r < RANKS; ++r) terms[r] = w->all->replicas[r].grads + w->index * slice;
-  need(w, backend->ops->sum_terms(backend->self, own->queue, own->reduced + w->index * slice, 1, terms,
-                                  MFSDP_F32, RANKS,
-                                  count - w->index * slice < slice ? count - w->index * slice : slice));
+  for (r = 0; r < RANKS; ++r)
+    terms[r] = w->all->replicas[r].grads + w->index * slice;
+  need(w, backend->ops->sum_terms(
+              backend->self, own->queue, own->reduced + w->index * slice, 1, terms, MFSDP_F32,
+              RANKS, count - w->index * slice < slice ? count - w->index * slice : slice));
   meet(w);
   for (r = 0; r < RANKS; ++r) {
     const int64_t first = r * slice, length = count - first < slice ? count - first : slice;
     if (r != w->index)
-      memcpy(own->reduced + first, w->all->replicas[r].reduced + first, (size_t)length * sizeof(float));
+      memcpy(own->reduced + first, w->all->replicas[r].reduced + first,
+             (size_t)length * sizeof(float));
   }
   meet(w);
 }
 
-static void peer_step(worker *w, int64_t step, parts *out, int slot)
-{
+static void peer_step(worker *w, int64_t step, parts *out, int slot) {
   shared *all = w->all;
   bench_replica *p = &all->replicas[w->index];
   double start, middle;
@@ -114,8 +117,7 @@ static void peer_step(worker *w, int64_t step, parts *out, int slot)
 
 /* ---- ours ---- */
 
-static void our_step(worker *w, int64_t step, parts *out, int slot)
-{
+static void our_step(worker *w, int64_t step, parts *out, int slot) {
   shared *all = w->all;
   gpt_rank *rank = &w->rank;
   mfsdp_verdict verdict = mfsdp_verdict_default();
@@ -128,9 +130,12 @@ static void our_step(worker *w, int64_t step, parts *out, int slot)
   gpt_data_batch(&all->job.data, (uint64_t)all->job.options.seed, step * RANKS + w->index,
                  rank->model.inputs, rank->model.targets);
   need(w, mfsdp_step_begin(rank->runtime, &desc));
-  for (u = 0; u < rank->model.unit_count; ++u) need(w, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
-  for (u = rank->model.unit_count; u-- > 0;) need(w, gpt_rank_backward(rank, u));
-  need(w, mfsdp_step_end(rank->runtime, 0)); /* the trace callback holds barriers around the update */
+  for (u = 0; u < rank->model.unit_count; ++u)
+    need(w, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
+  for (u = rank->model.unit_count; u-- > 0;)
+    need(w, gpt_rank_backward(rank, u));
+  need(w,
+       mfsdp_step_end(rank->runtime, 0)); /* the trace callback holds barriers around the update */
   need(w, mfsdp_step_verdict(rank->runtime, &verdict));
   if (w->index != 0 || slot < 0) return;
   out->gradients[slot] = w->optimizer_begin - start;
@@ -139,17 +144,17 @@ static void our_step(worker *w, int64_t step, parts *out, int slot)
 
 /* ---- a case ---- */
 
-static int64_t newton_schulz_cost(const mfsdp_piece *piece)
-{
-  return piece->matrix < 0 ? 0 : mfsdp_cost_newton_schulz(NULL, piece->param, piece->rows, piece->cols);
+static int64_t newton_schulz_cost(const mfsdp_piece *piece) {
+  return piece->matrix < 0 ? 0
+                           : mfsdp_cost_newton_schulz(NULL, piece->param, piece->rows, piece->cols);
 }
 
-static void find_imbalance(worker *w)
-{
+static void find_imbalance(worker *w) {
   int64_t load[RANKS] = {0, 0, 0, 0}, sum = 0, most = 0;
   int32_t count = 0, i;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(w->rank.plan, -1, &count);
-  for (i = 0; i < count; ++i) load[pieces[i].owner] += newton_schulz_cost(&pieces[i]);
+  for (i = 0; i < count; ++i)
+    load[pieces[i].owner] += newton_schulz_cost(&pieces[i]);
   for (i = 0; i < RANKS; ++i) {
     sum += load[i];
     if (load[i] > most) most = load[i];
@@ -157,8 +162,7 @@ static void find_imbalance(worker *w)
   w->all->imbalance = (double)most * RANKS / (double)sum;
 }
 
-static void run_worker(void *argument)
-{
+static void run_worker(void *argument) {
   worker *w = (worker *)argument;
   shared *all = w->all;
   int64_t wrong;
@@ -181,8 +185,7 @@ static void run_worker(void *argument)
 }
 
 static void report_part(bench_report *report, const shared *all, const char *metric, double *ours,
-                        double *peer, const char *limit, double limit_seconds)
-{
+                        double *peer, const char *limit, double limit_seconds) {
   const bench_stats o = bench_summarize(ours, all->steps), p = bench_summarize(peer, all->steps);
   bench_row row = bench_row_default();
   row.name = all->bench->shape.name;
@@ -195,14 +198,14 @@ static void report_part(bench_report *report, const shared *all, const char *met
   if (limit != NULL) row.ratio_to_limit = limit_seconds / o.median;
   row.wrong = all->wrong;
   bench_add(report, &row);
-  printf("    ours min %.2f median %.2f p99 %.2f ms, peer min %.2f median %.2f p99 %.2f ms: %.3f of the "
+  printf("    ours min %.2f median %.2f p99 %.2f ms, peer min %.2f median %.2f p99 %.2f ms: %.3f "
+         "of the "
          "peer's time\n",
          o.min * 1e3, o.median * 1e3, o.p99 * 1e3, p.min * 1e3, p.median * 1e3, p.p99 * 1e3,
          o.median / p.median);
 }
 
-static void report_resident(bench_report *report, const shared *all)
-{
+static void report_resident(bench_report *report, const shared *all) {
   bench_row row = bench_row_default();
   int64_t most = 0;
   int r;
@@ -220,8 +223,7 @@ static void report_resident(bench_report *report, const shared *all)
          (double)most / (double)all->resident_bound);
 }
 
-static void run_case(bench_report *report, const bench_case *bench, int quick)
-{
+static void run_case(bench_report *report, const bench_case *bench, int quick) {
   static shared all; /* parts are large */
   static worker workers[RANKS];
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
@@ -246,7 +248,8 @@ static void run_case(bench_report *report, const bench_case *bench, int quick)
     workers[i].index = i;
     if (mfsdp_thread_start(&workers[i].thread, run_worker, &workers[i]) != MFSDP_OK) exit(1);
   }
-  for (i = 0; i < RANKS; ++i) mfsdp_thread_join(&workers[i].thread);
+  for (i = 0; i < RANKS; ++i)
+    mfsdp_thread_join(&workers[i].thread);
   for (i = 0; i < all.steps; ++i) {
     total_ours[i] = all.ours.gradients[i] + all.ours.optimizer[i];
     total_peer[i] = all.peer.gradients[i] + all.peer.optimizer[i];
@@ -255,35 +258,37 @@ static void run_case(bench_report *report, const bench_case *bench, int quick)
   {
     double sorted[MAX_STEPS];
     memcpy(sorted, all.peer.optimizer, sizeof(sorted));
-    report_part(report, &all, "step without optimizer", all.ours.gradients, all.peer.gradients, NULL, 0);
-    report_part(report, &all, "optimizer step", all.ours.optimizer, all.peer.optimizer, "peer / ranks",
-                bench_summarize(sorted, all.steps).median / RANKS);
+    report_part(report, &all, "step without optimizer", all.ours.gradients, all.peer.gradients,
+                NULL, 0);
+    report_part(report, &all, "optimizer step", all.ours.optimizer, all.peer.optimizer,
+                "peer / ranks", bench_summarize(sorted, all.steps).median / RANKS);
   }
   report_part(report, &all, "whole step", total_ours, total_peer, NULL, 0);
-  printf("    plan: largest Newton-Schulz cost %.3f of the mean; bound of the optimizer ratio %.3f\n",
-         all.imbalance, all.imbalance / RANKS);
+  printf(
+      "    plan: largest Newton-Schulz cost %.3f of the mean; bound of the optimizer ratio %.3f\n",
+      all.imbalance, all.imbalance / RANKS);
   report_resident(report, &all);
   (void)pthread_barrier_destroy(&all.barrier);
   (void)mfsdp_threads_world_destroy(&context, all.job.world);
   bench_job_destroy(&all.job);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
   static const bench_case cases[] = {
-    {{"gpt d=128 L=4 T=128 B=4", 128, 4, 128, 4}, 3, 40, 12},
-    {{"gpt d=256 L=4 T=128 B=4", 256, 4, 128, 4}, 2, 20, 6},
-    {{"gpt d=512 L=4 T=128 B=4", 512, 4, 128, 4}, 1, 8, 2},
+      {{"gpt d=128 L=4 T=128 B=4", 128, 4, 128, 4}, 3, 40, 12},
+      {{"gpt d=256 L=4 T=128 B=4", 256, 4, 128, 4}, 2, 20, 6},
+      {{"gpt d=512 L=4 T=128 B=4", 512, 4, 128, 4}, 1, 8, 2},
   };
   bench_options options;
   bench_report report;
   size_t i;
-  int status = bench_parse(argc, argv,
-                           "step: MatrixFSDP against plain data parallel, 4 thread ranks, Muon", &options);
+  int status = bench_parse(
+      argc, argv, "step: MatrixFSDP against plain data parallel, 4 thread ranks, Muon", &options);
   if (status != 0) return status == 1 ? 0 : status;
   status = bench_open(&report, "step", &options);
   if (status != 0) return status;
-  for (i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) run_case(&report, &cases[i], options.quick);
+  for (i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i)
+    run_case(&report, &cases[i], options.quick);
   bench_overlap(&report, options.quick);
   bench_overhead(&report, options.quick);
   return bench_close(&report);

@@ -18,9 +18,10 @@ typedef struct rank {
 } rank;
 
 /* The part that a user writes: a layout, two collectives, two calls. */
-static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transport, mfsdp_queue *queue)
-{
-  mfsdp_extent extent = {1, 0, 0, COUNT, COUNT}; /* owner, place in the buffer, in the shard, counts */
+static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transport,
+                         mfsdp_queue *queue) {
+  mfsdp_extent extent = {1, 0, 0, COUNT,
+                         COUNT}; /* owner, place in the buffer, in the shard, counts */
   mfsdp_layout layout = {sizeof(layout), &extent, 1, RANKS, MFSDP_F32, COUNT};
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
   float shard[COUNT] = {0, 1, 2, 3, 4, 5, 6, 7}, full[COUNT], sum[COUNT], workspace[RANKS * 65536];
@@ -33,7 +34,7 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
   desc.kind = MFSDP_COLL_REDUCE;
   desc.traffic = MFSDP_TRAFFIC_REDUCE;
   MFSDP_TRY(mfsdp_coll_create(context, &desc, &reduce));
-  MFSDP_TRY(mfsdp_gather(context, gather, queue, shard, full));               /* queues run inline here */
+  MFSDP_TRY(mfsdp_gather(context, gather, queue, shard, full)); /* queues run inline here */
   MFSDP_TRY(mfsdp_reduce(context, reduce, queue, full, sum, 1, workspace));
   if (transport->rank == 1) printf("rank 1: sum over %d ranks of element 7 is %g\n", RANKS, sum[7]);
   mfsdp_coll_destroy(context, reduce);
@@ -41,8 +42,7 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
   return MFSDP_OK;
 }
 
-static mfsdp_status run(mfsdp_context *context, rank *self)
-{
+static mfsdp_status run(mfsdp_context *context, rank *self) {
   const mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
   mfsdp_host_backend *host = NULL;
   const mfsdp_backend *backend;
@@ -58,8 +58,7 @@ static mfsdp_status run(mfsdp_context *context, rank *self)
   return mfsdp_host_backend_destroy(context, host);
 }
 
-static void rank_main(void *argument)
-{
+static void rank_main(void *argument) {
   rank *self = (rank *)argument;
   mfsdp_context_desc desc = mfsdp_context_desc_default();
   mfsdp_context context;
@@ -67,11 +66,11 @@ static void rank_main(void *argument)
   self->status = mfsdp_context_init(&context, &desc);
   if (self->status == MFSDP_OK) self->status = run(&context, self);
   if (self->status != MFSDP_OK)
-    fprintf(stderr, "collective: rank %d: %s\n", (int)self->index, mfsdp_context_error(&context)->message);
+    fprintf(stderr, "collective: rank %d: %s\n", (int)self->index,
+            mfsdp_context_error(&context)->message);
 }
 
-int main(void)
-{
+int main(void) {
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
   mfsdp_threads_world *world = NULL;

@@ -3,14 +3,13 @@
  * Build: cc -std=c11 -O2 -I. examples/plan_only.c */
 #include "mfsdp/plan.h"
 
-static void print(void *user, const char *line)
-{
+static void print(void *user, const char *line) {
   (void)user;
   puts(line);
 }
 
-static mfsdp_param tensor(const char *name, int32_t unit, mfsdp_role role, int64_t rows, int64_t cols)
-{
+static mfsdp_param tensor(const char *name, int32_t unit, mfsdp_role role, int64_t rows,
+                          int64_t cols) {
   mfsdp_param p = mfsdp_param_default();
   p.name = name;
   p.unit = unit;
@@ -21,8 +20,7 @@ static mfsdp_param tensor(const char *name, int32_t unit, mfsdp_role role, int64
   return p;
 }
 
-int main(void)
-{
+int main(void) {
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   mfsdp_param params[3];

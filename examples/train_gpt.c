@@ -24,8 +24,7 @@
 
 static volatile sig_atomic_t interrupted;
 
-static void on_signal(int number)
-{
+static void on_signal(int number) {
   (void)number;
   interrupted = 1;
 }
@@ -48,23 +47,20 @@ typedef struct rank_thread {
   uint64_t params_hash;
 } rank_thread;
 
-static double now_seconds(void *user)
-{
+static double now_seconds(void *user) {
   (void)user;
   return (double)mfsdp_clock_us() * 1e-6;
 }
 
 /* Warm-up over the first twentieth of the steps, then linear decay to a tenth. */
-static double schedule(int64_t step, int64_t steps)
-{
+static double schedule(int64_t step, int64_t steps) {
   const double warm = floor((double)steps / 20.0) + 1.0, done = (double)step + 1.0;
   if (done < warm) return done / warm;
   return 1.0 - 0.9 * (done - warm) / ((double)steps + 1.0 - warm);
 }
 
 /* One step of one rank: micro-batches forward and backward, then the update. */
-static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verdict)
-{
+static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verdict) {
   const gpt_job *job = rank->job;
   const gpt_options *o = &job->options;
   mfsdp_step_desc desc = mfsdp_step_desc_default();
@@ -81,17 +77,18 @@ static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verd
       MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
     MFSDP_TRY(mfsdp_step_value(rank->runtime, rank->model.loss));
     gpt_rank_scale_loss(rank);
-    for (unit = rank->model.unit_count; unit-- > 0;) MFSDP_TRY(gpt_rank_backward(rank, unit));
+    for (unit = rank->model.unit_count; unit-- > 0;)
+      MFSDP_TRY(gpt_rank_backward(rank, unit));
   }
   MFSDP_TRY(mfsdp_step_end(rank->runtime, interrupted != 0));
   return mfsdp_step_verdict(rank->runtime, verdict);
 }
 
-static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double val_loss)
-{
+static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double val_loss) {
   if (self->index != 0) return;
   if (verdict->skipped)
-    gpt_progress_note(&self->progress, "step %lld: the gradient is not finite; skipped on all ranks",
+    gpt_progress_note(&self->progress,
+                      "step %lld: the gradient is not finite; skipped on all ranks",
                       (long long)verdict->step + 1);
   gpt_progress_step(&self->progress, verdict->step, verdict->value_mean);
   gpt_curve_row(&self->curve, verdict->step + 1, verdict->value_mean,
@@ -102,8 +99,7 @@ static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double 
 }
 
 /* All steps; a validation about ten times and at the end. */
-static mfsdp_status train(rank_thread *self, gpt_rank *rank)
-{
+static mfsdp_status train(rank_thread *self, gpt_rank *rank) {
   const int64_t steps = self->job->options.steps, interval = steps / 10 > 0 ? steps / 10 : 1;
   mfsdp_verdict verdict = mfsdp_verdict_default();
   int64_t step;
@@ -122,17 +118,16 @@ static mfsdp_status train(rank_thread *self, gpt_rank *rank)
 
 /* ---- ranks ---- */
 
-static void start_progress(rank_thread *self)
-{
+static void start_progress(rank_thread *self) {
   const gpt_options *o = &self->job->options;
   const double tokens =
-    (double)(o->ranks * o->micro_batches) * (double)gpt_config_tokens(&self->job->config);
+      (double)(o->ranks * o->micro_batches) * (double)gpt_config_tokens(&self->job->config);
   if (self->index != 0) return;
-  gpt_progress_begin(&self->progress, stderr, isatty(STDERR_FILENO), o->steps, tokens, now_seconds, NULL);
+  gpt_progress_begin(&self->progress, stderr, isatty(STDERR_FILENO), o->steps, tokens, now_seconds,
+                     NULL);
 }
 
-static void take_figures(rank_thread *self, const gpt_rank *rank)
-{
+static void take_figures(rank_thread *self, const gpt_rank *rank) {
   const mfsdp_context *context = &rank->context;
   self->counters = context->counters;
   self->resident_nbytes = (int64_t)(context->current_nbytes[MFSDP_MEMORY_SHARD] +
@@ -143,8 +138,7 @@ static void take_figures(rank_thread *self, const gpt_rank *rank)
   self->skipped_steps = mfsdp_runtime_skipped_steps(rank->runtime);
 }
 
-static void run_rank(void *argument)
-{
+static void run_rank(void *argument) {
   rank_thread *self = (rank_thread *)argument;
   gpt_rank rank;
   mfsdp_status status = gpt_rank_create(&rank, self->job, self->index), last;
@@ -168,8 +162,7 @@ static void run_rank(void *argument)
 }
 
 /* Starts all ranks and waits for them. Returns the rank to blame, NULL if all went well. */
-static const rank_thread *run_ranks(rank_thread *ranks, int32_t count)
-{
+static const rank_thread *run_ranks(rank_thread *ranks, int32_t count) {
   const rank_thread *blamed = NULL;
   int32_t started, r;
   for (started = 0; started < count; ++started) {
@@ -182,7 +175,8 @@ static const rank_thread *run_ranks(rank_thread *ranks, int32_t count)
     blamed = &ranks[started];
     break;
   }
-  for (r = 0; r < started; ++r) mfsdp_thread_join(&ranks[r].thread);
+  for (r = 0; r < started; ++r)
+    mfsdp_thread_join(&ranks[r].thread);
   for (r = 0; r < started && blamed == NULL; ++r) /* the one that saw it first, not its victims */
     if (ranks[r].status != MFSDP_OK && ranks[r].status != MFSDP_E_POISONED) blamed = &ranks[r];
   for (r = 0; r < started && blamed == NULL; ++r)
@@ -193,22 +187,19 @@ static const rank_thread *run_ranks(rank_thread *ranks, int32_t count)
 /* ---- before and after ---- */
 
 /* Both callbacks of the audit get the job. */
-static void audit_line(void *user, const char *line)
-{
+static void audit_line(void *user, const char *line) {
   (void)user;
   fprintf(stderr, "  %s\n", line);
 }
 
-static const char *audit_algorithm(void *user, int32_t param)
-{
+static const char *audit_algorithm(void *user, int32_t param) {
   const gpt_job *job = (const gpt_job *)user;
   return mfsdp_algorithm_kind_name(
-    gpt_hyper_group(&job->options, job->table.params[param].hyper_group).algorithm);
+      gpt_hyper_group(&job->options, job->table.params[param].hyper_group).algorithm);
 }
 
 /* Every tensor with the optimizer it will really get and its owners. */
-static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job)
-{
+static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   mfsdp_plan *plan = NULL;
   mfsdp_status status;
   MFSDP_TRY(gpt_plan_create(context, job, &plan));
@@ -218,8 +209,7 @@ static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job)
   return status;
 }
 
-static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *result)
-{
+static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *result) {
   int32_t r;
   for (r = 0; r < count; ++r) {
     const mfsdp_traffic_count *sent = ranks[r].counters.sent;
@@ -234,8 +224,7 @@ static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *res
   }
 }
 
-static int print_result(const rank_thread *ranks, int32_t count, gpt_error *error)
-{
+static int print_result(const rank_thread *ranks, int32_t count, gpt_error *error) {
   gpt_result *result = (gpt_result *)calloc(1, sizeof(*result));
   int status;
   if (result == NULL) return gpt_fail(error, "out of memory for the result");
@@ -254,8 +243,7 @@ static int print_result(const rank_thread *ranks, int32_t count, gpt_error *erro
   return status;
 }
 
-static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error)
-{
+static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error) {
   gpt_loss_run run;
   gpt_curve_log_finish(log);
   run.name = "train_gpt";
@@ -264,8 +252,7 @@ static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error)
 }
 
 /* Trains, and prints the result of a run that went well. */
-static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
-{
+static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error) {
   const rank_thread *blamed = run_ranks(ranks, count);
   int status;
   if (blamed != NULL) {
@@ -281,20 +268,19 @@ static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
 
 /* Also after a failed run: the trace shows what the ranks were at. Returns `status`, or 1 if only the
  * file failed. */
-static int finish_trace(gpt_trace *trace, int status, gpt_error *error)
-{
+static int finish_trace(gpt_trace *trace, int status, gpt_error *error) {
   const int64_t left_out = gpt_trace_left_out(trace);
   gpt_error ignored;
   if (left_out > 0)
-    fprintf(stderr, "train_gpt: %s holds the first steps; %lld later phases did not fit\n", trace->path,
-            (long long)left_out);
-  if (gpt_trace_finish(trace, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK) return 1;
+    fprintf(stderr, "train_gpt: %s holds the first steps; %lld later phases did not fit\n",
+            trace->path, (long long)left_out);
+  if (gpt_trace_finish(trace, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK)
+    return 1;
   return status;
 }
 
 /* Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
-static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
-{
+static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   const int32_t count = (int32_t)job->options.ranks;
   rank_thread *ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
   gpt_error ignored;
@@ -322,19 +308,20 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
   if (status == GPT_OK) status = train_and_report(ranks, count, error);
   status = finish_trace(&trace, status, error);
   job->trace = NULL;
-  if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : &ignored) != GPT_OK && status == GPT_OK)
+  if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : &ignored) != GPT_OK &&
+      status == GPT_OK)
     status = 1;
   gpt_curve_log_destroy(&ranks[0].log);
   free(ranks);
   return status;
 }
 
-static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
-{
+static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   mfsdp_threads_world_desc desc = gpt_job_world_desc(job);
   int status;
   gpt_options_config(&job->options, &job->config);
-  status = gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
+  status =
+      gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
   if (status != GPT_OK) return status;
   status = gpt_param_table_create(&job->config, &job->table, error);
   if (status != GPT_OK) {
@@ -354,8 +341,7 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error)
   return 1;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
   const mfsdp_context_desc desc = mfsdp_context_desc_default();
   struct sigaction action;
   mfsdp_context context;

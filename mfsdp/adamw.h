@@ -26,8 +26,7 @@ typedef struct mfsdp_adamw_desc {
 } mfsdp_adamw_desc;
 
 /* torch's defaults: betas 0.9 and 0.999, eps 1e-8. */
-MFSDP_API mfsdp_adamw_desc mfsdp_adamw_desc_default(void)
-{
+MFSDP_API mfsdp_adamw_desc mfsdp_adamw_desc_default(void) {
   mfsdp_adamw_desc desc;
   desc.struct_nbytes = sizeof(desc);
   desc.beta1 = 0.9;
@@ -37,8 +36,7 @@ MFSDP_API mfsdp_adamw_desc mfsdp_adamw_desc_default(void)
 }
 
 /* E_ARGUMENT with the field, its value and what it needs. */
-MFSDP_API mfsdp_status mfsdp_adamw_check(mfsdp_context *context, const mfsdp_adamw_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp_adamw_check(mfsdp_context *context, const mfsdp_adamw_desc *desc) {
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "adamw: desc is NULL or its struct_nbytes is not %zu (use "
@@ -48,14 +46,14 @@ MFSDP_API mfsdp_status mfsdp_adamw_check(mfsdp_context *context, const mfsdp_ada
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "adamw: betas are %g and %g, need to be in [0, 1)",
                       desc->beta1, desc->beta2);
   if (!(desc->eps > 0.0))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "adamw: eps is %g, needs to be positive", desc->eps);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "adamw: eps is %g, needs to be positive",
+                      desc->eps);
   return MFSDP_OK;
 }
 
 /* One piece of `count` elements, all DEVICE, fp32: master and states are updated, grad is read. */
 MFSDP_API mfsdp_fused_item mfsdp_adamw_item(float *master, const float *grad, float *exp_avg,
-                                            float *exp_avg_sq, int64_t count)
-{
+                                            float *exp_avg_sq, int64_t count) {
   mfsdp_fused_item item;
   memset(&item, 0, sizeof(item));
   item.master = master;
@@ -77,8 +75,8 @@ MFSDP_API mfsdp_status mfsdp_adamw_commit(mfsdp_context *context, const mfsdp_ba
                                           mfsdp_queue *queue, const mfsdp_adamw_desc *desc,
                                           const mfsdp_fused_item *items, int32_t item_count,
                                           int64_t max_count, int64_t total_count, int32_t clipped,
-                                          const mfsdp_step_scalars *scalars, const uint32_t *present)
-{
+                                          const mfsdp_step_scalars *scalars,
+                                          const uint32_t *present) {
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_adamw_check(context, desc));
   if (item_count == 0) return MFSDP_OK;

@@ -27,8 +27,10 @@
 
 #include "context.h"
 
-typedef struct mfsdp_queue mfsdp_queue; /* ordered work of one backend; opaque, cast by the backend */
-typedef struct mfsdp_event mfsdp_event; /* a point in a queue; made at set-up, re-recorded for ever */
+/* Ordered work of one backend; opaque, cast by the backend. */
+typedef struct mfsdp_queue mfsdp_queue;
+/* A point in a queue; made at set-up, re-recorded for ever. */
+typedef struct mfsdp_event mfsdp_event;
 
 /* Host code in queue order. Runs on the queue's thread: it must not touch the context. On failure it
  * fills *error (MFSDP_ERROR_SET) and returns the status. */
@@ -48,9 +50,9 @@ typedef struct mfsdp_gemm_args {
   mfsdp_mat a, b, c, d;
   int64_t batch_count;
   float alpha, beta;
-  mfsdp_dtype dtype;          /* of a, b, c and d */
-  int32_t trans_a, trans_b;   /* 1: op(x) is the transpose */
-  int32_t symmetric;          /* 1: the caller knows that d and c are symmetric: one triangle may be
+  mfsdp_dtype dtype;        /* of a, b, c and d */
+  int32_t trans_a, trans_b; /* 1: op(x) is the transpose */
+  int32_t symmetric;        /* 1: the caller knows that d and c are symmetric: one triangle may be
                                * computed, both are written. With a.data == b.data and trans_a !=
                                * trans_b this is a rank-k update. */
 } mfsdp_gemm_args;
@@ -100,13 +102,13 @@ typedef enum mfsdp_fused_op {
 
 /* One tensor piece of a fused pass. Tables of items lie in DEVICE space; so do all pointers. */
 typedef struct mfsdp_fused_item {
-  float *master;      /* fp32 master, count elements, updated in place */
-  void *param;        /* compute-dtype copy written in the same pass; NULL: the master is the parameter */
-  const float *grad;  /* unscaled fp32 accumulator */
+  float *master; /* fp32 master, count elements, updated in place */
+  void *param; /* compute-dtype copy written in the same pass; NULL: the master is the parameter */
+  const float *grad;                     /* unscaled fp32 accumulator */
   float *state[MFSDP_FUSED_STATE_COUNT]; /* unused ones NULL */
-  float *direction;   /* Muon: input of Newton-Schulz (prepare writes), its output (commit reads) */
+  float *direction; /* Muon: input of Newton-Schulz (prepare writes), its output (commit reads) */
   int64_t count;
-  double scale;       /* Muon: shape-dependent factor of the step */
+  double scale;          /* Muon: shape-dependent factor of the step */
   int32_t param_dtype;   /* mfsdp_dtype of param; unread when param is NULL */
   int32_t present_index; /* index into `present`: no gradient anywhere, no update */
 } mfsdp_fused_item;
@@ -129,13 +131,13 @@ typedef struct mfsdp_fused_args {
   size_t struct_nbytes;
   mfsdp_fused_op op;
   int32_t item_count;
-  const mfsdp_fused_item *items;      /* DEVICE */
-  int64_t max_count, total_count;     /* largest and summed item.count: they size a launch */
-  const mfsdp_step_scalars *scalars;  /* DEVICE: the group's */
-  const uint32_t *present;            /* DEVICE: one word per parameter; NULL: all are present */
-  int32_t clipped;                    /* 1: clip_scale multiplies the gradient */
+  const mfsdp_fused_item *items;     /* DEVICE */
+  int64_t max_count, total_count;    /* largest and summed item.count: they size a launch */
+  const mfsdp_step_scalars *scalars; /* DEVICE: the group's */
+  const uint32_t *present;           /* DEVICE: one word per parameter; NULL: all are present */
+  int32_t clipped;                   /* 1: clip_scale multiplies the gradient */
   int32_t nesterov;
-  double beta1, beta2, eps;           /* AdamW */
+  double beta1, beta2, eps;                      /* AdamW */
   double momentum, grad_weight, nesterov_weight; /* Muon */
 } mfsdp_fused_args;
 
@@ -149,7 +151,7 @@ typedef struct mfsdp_fused_args {
 
 /* What the host reads of a step. */
 typedef struct mfsdp_verdict_record {
-  double grad_norm;      /* global L2 norm of the scaled gradient, before clipping */
+  double grad_norm; /* global L2 norm of the scaled gradient, before clipping */
   double clip_scale;
   double value_mean;     /* mean of the reported values over all sample blocks; NaN if none */
   double weight_sum;     /* of all sample blocks' weights; 0 unless weighted */
@@ -175,19 +177,20 @@ typedef struct mfsdp_group_rates {
  */
 typedef struct mfsdp_verdict_args {
   size_t struct_nbytes;
-  const uint64_t *messages;   /* DEVICE */
-  const int64_t *rank_word;   /* DEVICE: world entries: first word of each rank's message */
-  const int64_t *block_word;  /* DEVICE: block_count entries: word of each block sum, tensor order */
+  const uint64_t *messages;  /* DEVICE */
+  const int64_t *rank_word;  /* DEVICE: world entries: first word of each rank's message */
+  const int64_t *block_word; /* DEVICE: block_count entries: word of each block sum, tensor order */
   int64_t block_count;
   int32_t world, param_count, group_count;
   int32_t value_capacity; /* value words in each message */
   int32_t value_count;    /* values of all ranks together: world x micro-batches of the step */
   const mfsdp_group_rates *rates; /* DEVICE: group_count */
-  double lr_factor, grad_scale, loss_scale, clip_norm; /* loss_scale: what the gradient was multiplied by */
-  int32_t weighted;           /* 1: the mean is over weights (tokens) instead of sample blocks */
-  int32_t missing_is_zero;    /* 1: a parameter without gradient anywhere is updated with zeros */
-  uint32_t *present;          /* DEVICE: param_count words, written */
-  mfsdp_step_scalars *scalars;/* DEVICE: group_count, updated */
+  double lr_factor, grad_scale, loss_scale,
+      clip_norm;                /* loss_scale: what the gradient was multiplied by */
+  int32_t weighted;             /* 1: the mean is over weights (tokens) instead of sample blocks */
+  int32_t missing_is_zero;      /* 1: a parameter without gradient anywhere is updated with zeros */
+  uint32_t *present;            /* DEVICE: param_count words, written */
+  mfsdp_step_scalars *scalars;  /* DEVICE: group_count, updated */
   mfsdp_verdict_record *record; /* PINNED: written */
 } mfsdp_verdict_args;
 
@@ -227,7 +230,8 @@ typedef struct mfsdp_backend_ops {
   mfsdp_status (*copy)(void *self, mfsdp_queue *queue, void *dst, mfsdp_space dst_space,
                        const void *src, mfsdp_space src_space, size_t nbytes);
   /* R. Every byte of dst (DEVICE) becomes `byte`: 0 clears, 0xff makes NaN of every float dtype. */
-  mfsdp_status (*fill_bytes)(void *self, mfsdp_queue *queue, void *dst, int32_t byte, size_t nbytes);
+  mfsdp_status (*fill_bytes)(void *self, mfsdp_queue *queue, void *dst, int32_t byte,
+                             size_t nbytes);
   /* R. Round to nearest even; NaN stays NaN; overflow becomes infinity. DEVICE, no overlap. */
   mfsdp_status (*cast)(void *self, mfsdp_queue *queue, void *dst, mfsdp_dtype dst_dtype,
                        const void *src, mfsdp_dtype src_dtype, int64_t count);
@@ -241,13 +245,15 @@ typedef struct mfsdp_backend_ops {
    * block length. `blocks` DEVICE. */
   mfsdp_status (*sumsq)(void *self, mfsdp_queue *queue, double *slots, const float *acc,
                         const mfsdp_block *blocks, int32_t block_count);
-  mfsdp_status (*verdict_fold)(void *self, mfsdp_queue *queue, const mfsdp_verdict_args *args); /* R */
-  mfsdp_status (*gemm)(void *self, mfsdp_queue *queue, const mfsdp_gemm_args *args);           /* R */
-  mfsdp_status (*normalize)(void *self, mfsdp_queue *queue, const mfsdp_normalize_args *args); /* R */
-  mfsdp_status (*fused)(void *self, mfsdp_queue *queue, const mfsdp_fused_args *args);         /* R */
+  mfsdp_status (*verdict_fold)(void *self, mfsdp_queue *queue,
+                               const mfsdp_verdict_args *args);                      /* R */
+  mfsdp_status (*gemm)(void *self, mfsdp_queue *queue, const mfsdp_gemm_args *args); /* R */
+  mfsdp_status (*normalize)(void *self, mfsdp_queue *queue,
+                            const mfsdp_normalize_args *args);                         /* R */
+  mfsdp_status (*fused)(void *self, mfsdp_queue *queue, const mfsdp_fused_args *args); /* R */
   /* O. Eigenvectors of symmetric a as columns of `vectors`, ascending `values` (float). */
-  mfsdp_status (*eigh)(void *self, mfsdp_queue *queue, mfsdp_mat a, mfsdp_mat vectors, float *values,
-                       void *workspace, size_t workspace_nbytes);
+  mfsdp_status (*eigh)(void *self, mfsdp_queue *queue, mfsdp_mat a, mfsdp_mat vectors,
+                       float *values, void *workspace, size_t workspace_nbytes);
   /* O. q = orthonormal factor of a. */
   mfsdp_status (*qr)(void *self, mfsdp_queue *queue, mfsdp_mat a, mfsdp_mat q, void *workspace,
                      size_t workspace_nbytes);
@@ -260,8 +266,7 @@ typedef struct mfsdp_backend {
 } mfsdp_backend;
 
 /* One f32 product of alpha 1 and beta 0, nothing transposed; the matrices must be set. */
-MFSDP_API mfsdp_gemm_args mfsdp_gemm_args_default(void)
-{
+MFSDP_API mfsdp_gemm_args mfsdp_gemm_args_default(void) {
   mfsdp_gemm_args args;
   memset(&args, 0, sizeof(args));
   args.struct_nbytes = sizeof(args);
@@ -272,8 +277,7 @@ MFSDP_API mfsdp_gemm_args mfsdp_gemm_args_default(void)
 }
 
 /* E_ARGUMENT unless the backend has every required entry. The message names the first missing one. */
-MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_backend *backend)
-{
+MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_backend *backend) {
   const mfsdp_backend_ops *ops;
   if (backend == NULL || backend->ops == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "backend: NULL, or without a table of operations");
@@ -313,13 +317,13 @@ MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_b
 
 /* Begin or end of a phase. It must outlive the queue's work: set-up makes one for each phase. */
 typedef struct mfsdp_trace_mark {
-  const mfsdp_context *context; /* its trace callback and user; the queue's thread reads only these */
+  const mfsdp_context
+      *context; /* its trace callback and user; the queue's thread reads only these */
   const char *lane, *label;
   int32_t begin;
 } mfsdp_trace_mark;
 
-MFSDP_API mfsdp_status mfsdp__trace_task(void *argument, mfsdp_error *error)
-{
+MFSDP_API mfsdp_status mfsdp__trace_task(void *argument, mfsdp_error *error) {
   const mfsdp_trace_mark *mark = (const mfsdp_trace_mark *)argument;
   (void)error;
   mark->context->desc.trace(mark->context->desc.user, mark->begin, mark->lane, mark->label);
@@ -328,8 +332,7 @@ MFSDP_API mfsdp_status mfsdp__trace_task(void *argument, mfsdp_error *error)
 
 /* begin 1 opens the phase `label` on `lane`, 0 closes it. The strings must outlive the mark. */
 MFSDP_API mfsdp_trace_mark mfsdp_trace_mark_make(const mfsdp_context *context, int32_t begin,
-                                                 const char *lane, const char *label)
-{
+                                                 const char *lane, const char *label) {
   mfsdp_trace_mark mark;
   mark.context = context;
   mark.lane = lane;
@@ -340,8 +343,7 @@ MFSDP_API mfsdp_trace_mark mfsdp_trace_mark_make(const mfsdp_context *context, i
 
 /* The context's trace callback runs when the queue gets there. ENQUEUED; nothing without a callback. */
 MFSDP_API mfsdp_status mfsdp_trace_mark_enqueue(const mfsdp_backend *backend, mfsdp_queue *queue,
-                                                mfsdp_trace_mark *mark)
-{
+                                                mfsdp_trace_mark *mark) {
   if (mark->context->desc.trace == NULL) return MFSDP_OK;
   return backend->ops->queue_call(backend->self, queue, mfsdp__trace_task, mark);
 }
@@ -362,8 +364,7 @@ typedef struct mfsdp_buffer {
  */
 MFSDP_API mfsdp_status mfsdp_buffer_alloc(mfsdp_context *context, const mfsdp_backend *backend,
                                           size_t nbytes, mfsdp_space space,
-                                          mfsdp_memory_class memory_class, mfsdp_buffer *out)
-{
+                                          mfsdp_memory_class memory_class, mfsdp_buffer *out) {
   out->data = NULL;
   out->nbytes = 0;
   out->space = space;
@@ -378,8 +379,7 @@ MFSDP_API mfsdp_status mfsdp_buffer_alloc(mfsdp_context *context, const mfsdp_ba
 
 /* Gives a buffer back; an empty one is allowed. The caller guarantees that no queue uses it. */
 MFSDP_API void mfsdp_buffer_free(mfsdp_context *context, const mfsdp_backend *backend,
-                                 mfsdp_buffer *buffer)
-{
+                                 mfsdp_buffer *buffer) {
   if (buffer->data == NULL) return;
   mfsdp_memory_unbook(context, buffer->memory_class, buffer->nbytes);
   backend->ops->mem_free(backend->self, context, buffer->data, buffer->nbytes, buffer->space);

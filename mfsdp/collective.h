@@ -44,8 +44,8 @@ typedef struct mfsdp_layout {
   size_t struct_nbytes;
   const mfsdp_extent *extents; /* extent_count, of all ranks, in any order, apart from each other */
   int32_t extent_count, world;
-  mfsdp_dtype dtype;   /* gather: compute dtype; reduce: wire dtype */
-  int64_t full_count;  /* length of the full buffer */
+  mfsdp_dtype dtype;  /* gather: compute dtype; reduce: wire dtype */
+  int64_t full_count; /* length of the full buffer */
 } mfsdp_layout;
 
 typedef struct mfsdp_coll_desc {
@@ -54,15 +54,15 @@ typedef struct mfsdp_coll_desc {
   mfsdp_algorithm algorithm;
   const mfsdp_layout *layout;       /* read by create only */
   const mfsdp_transport *transport; /* must outlive the collective */
-  size_t chunk_nbytes; /* reduce: at most this many bytes of a peer's contribution are in flight, which
+  size_t
+      chunk_nbytes; /* reduce: at most this many bytes of a peer's contribution are in flight, which
                         * bounds the workspace; equal on all ranks, at least 1024 */
   mfsdp_traffic traffic;
-  const char *label;   /* for traces and messages; must outlive the collective */
+  const char *label; /* for traces and messages; must outlive the collective */
 } mfsdp_coll_desc;
 
 /* DIRECT, chunks of 256 KiB: with a few ranks the staged terms stay in a core's cache. */
-MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void)
-{
+MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void) {
   mfsdp_coll_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -115,50 +115,52 @@ typedef struct mfsdp_coll {
   mfsdp_coll_op *ops;
   mfsdp_coll_xfer *xfers;
   mfsdp_coll_term *terms;
-  mfsdp_xfer *resolved;        /* scratch of the run: one batch with addresses */
-  const void **term_pointers;  /* scratch of the run: one sum with addresses */
+  mfsdp_xfer *resolved;       /* scratch of the run: one batch with addresses */
+  const void **term_pointers; /* scratch of the run: one sum with addresses */
   int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
   size_t workspace_nbytes;
   int64_t segment_count, full_count; /* of this rank, of the unit; elements */
-  uint64_t sequence;           /* runs so far: part of the check word */
-  uint64_t identity;           /* hash of what every rank must agree on */
-  mfsdp_trace_mark begin, end; /* in queue order: what the trace shows is when it ran */
+  uint64_t sequence;                 /* runs so far: part of the check word */
+  uint64_t identity;                 /* hash of what every rank must agree on */
+  mfsdp_trace_mark begin, end;       /* in queue order: what the trace shows is when it ran */
 } mfsdp_coll;
 
 /* ---- validation ---- */
 
-MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int64_t b_count)
-{
+MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int64_t b_count) {
   return a_count > 0 && b_count > 0 && (a < b ? b - a < a_count : a - b < b_count);
 }
 
 /* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment (each
  * rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
 MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfsdp_coll_desc *desc,
-                                               int32_t index, int64_t *unit_high, int64_t *own_high)
-{
+                                               int32_t index, int64_t *unit_high,
+                                               int64_t *own_high) {
   const mfsdp_extent *extents = desc->layout->extents, *e = &extents[index];
   const int own = e->owner == desc->transport->rank;
   int32_t i;
   if (e->count == 0) return MFSDP_OK;
   if (e->unit_offset < *unit_high || (own && e->shard_offset < *own_high))
     for (i = 0; i < index; ++i) {
-      if (mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset, extents[i].count))
-        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: extents %d and %d overlap in the full buffer",
-                          desc->label, (int)i, (int)index);
-      if (own && extents[i].owner == e->owner &&
-          mfsdp__coll_ranges_meet(e->shard_offset, e->count, extents[i].shard_offset, extents[i].count))
+      if (mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset,
+                                  extents[i].count))
         return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                          "%s: extents %d and %d overlap in the segment of rank %d", desc->label, (int)i,
-                          (int)index, (int)e->owner);
+                          "%s: extents %d and %d overlap in the full buffer", desc->label, (int)i,
+                          (int)index);
+      if (own && extents[i].owner == e->owner &&
+          mfsdp__coll_ranges_meet(e->shard_offset, e->count, extents[i].shard_offset,
+                                  extents[i].count))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                          "%s: extents %d and %d overlap in the segment of rank %d", desc->label,
+                          (int)i, (int)index, (int)e->owner);
     }
   if (e->unit_offset + e->count > *unit_high) *unit_high = e->unit_offset + e->count;
   if (own && e->shard_offset + e->count > *own_high) *own_high = e->shard_offset + e->count;
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context, const mfsdp_coll_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context,
+                                                 const mfsdp_coll_desc *desc) {
   const mfsdp_layout *layout = desc->layout;
   int64_t unit_high = 0, own_high = 0;
   int32_t i;
@@ -185,22 +187,26 @@ MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context, const m
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context, const mfsdp_coll_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context,
+                                                const mfsdp_coll_desc *desc) {
   const mfsdp_layout *layout = desc->layout;
   size_t nbytes;
   if (layout == NULL || layout->struct_nbytes != sizeof(*layout))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is NULL or its struct_nbytes is not %zu",
-                      desc->label, sizeof(*layout));
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the layout is NULL or its struct_nbytes is not %zu", desc->label,
+                      sizeof(*layout));
   if (layout->extent_count < 0 || (layout->extent_count > 0 && layout->extents == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout has %d extents at %s, needs 0 or a table",
-                      desc->label, (int)layout->extent_count, layout->extents ? "a table" : "NULL");
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the layout has %d extents at %s, needs 0 or a table", desc->label,
+                      (int)layout->extent_count, layout->extents ? "a table" : "NULL");
   if (layout->full_count < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout's full_count is %lld, needs 0 or more",
-                      desc->label, (long long)layout->full_count);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the layout's full_count is %lld, needs 0 or more", desc->label,
+                      (long long)layout->full_count);
   if (layout->world != desc->transport->world)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout is for world %d, the transport for %d",
-                      desc->label, (int)layout->world, (int)desc->transport->world);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the layout is for world %d, the transport for %d", desc->label,
+                      (int)layout->world, (int)desc->transport->world);
   if (mfsdp_dtype_nbytes(layout->dtype) == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout's dtype is %d, which is none",
                       desc->label, (int)layout->dtype);
@@ -213,26 +219,29 @@ MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context, const mf
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc) {
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || desc->label == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
-                      "mfsdp_coll_desc_default)",
-                      sizeof(*desc));
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
+        "mfsdp_coll_desc_default)",
+        sizeof(*desc));
   if (desc->kind != MFSDP_COLL_GATHER && desc->kind != MFSDP_COLL_REDUCE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: kind is %d, needs MFSDP_COLL_GATHER or MFSDP_COLL_REDUCE", desc->label,
                       (int)desc->kind);
   if (desc->algorithm < MFSDP_DIRECT || desc->algorithm > MFSDP_ALGORITHM_AUTO)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d",
-                      desc->label, (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d", desc->label,
+                      (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
   if (desc->algorithm != MFSDP_DIRECT)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: algorithm %d is not in this version, only DIRECT",
-                      desc->label, (int)desc->algorithm);
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: algorithm %d is not in this version, only DIRECT", desc->label,
+                      (int)desc->algorithm);
   if (desc->traffic < MFSDP_TRAFFIC_MATERIALIZE || desc->traffic > MFSDP_TRAFFIC_EXPORT)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d",
-                      desc->label, (int)desc->traffic, (int)MFSDP_TRAFFIC_EXPORT);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d", desc->label,
+                      (int)desc->traffic, (int)MFSDP_TRAFFIC_EXPORT);
   if (desc->chunk_nbytes < MFSDP_ALIGN_ELEMENTS * 8)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
                       desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
@@ -252,8 +261,7 @@ typedef struct mfsdp__coll_emitter {
 
 MFSDP_API void mfsdp__coll_emit_xfer(mfsdp__coll_emitter *m, int32_t base, int64_t offset,
                                      int64_t count, int64_t payload_count, int32_t peer,
-                                     int32_t is_send)
-{
+                                     int32_t is_send) {
   mfsdp_coll *coll = m->coll;
   if (coll->xfers != NULL) {
     mfsdp_coll_xfer *x = &coll->xfers[coll->xfer_count];
@@ -268,8 +276,7 @@ MFSDP_API void mfsdp__coll_emit_xfer(mfsdp__coll_emitter *m, int32_t base, int64
 }
 
 MFSDP_API mfsdp_coll_op *mfsdp__coll_emit_op(mfsdp__coll_emitter *m, mfsdp_coll_op_kind kind,
-                                             int32_t first, int32_t count)
-{
+                                             int32_t first, int32_t count) {
   static const mfsdp_coll_op none = {MFSDP_COLL_SUBMIT, 0, 0, 0, 0, 0};
   mfsdp_coll *coll = m->coll;
   mfsdp_coll_op *op = NULL;
@@ -285,8 +292,7 @@ MFSDP_API mfsdp_coll_op *mfsdp__coll_emit_op(mfsdp__coll_emitter *m, mfsdp_coll_
 }
 
 /* Closes the batch opened at batch_first; an empty one is left out. */
-MFSDP_API void mfsdp__coll_emit_batch(mfsdp__coll_emitter *m)
-{
+MFSDP_API void mfsdp__coll_emit_batch(mfsdp__coll_emitter *m) {
   mfsdp_coll *coll = m->coll;
   const int32_t count = coll->xfer_count - m->batch_first;
   if (count > 0) (void)mfsdp__coll_emit_op(m, MFSDP_COLL_SUBMIT, m->batch_first, count);
@@ -299,8 +305,7 @@ MFSDP_API void mfsdp__coll_emit_batch(mfsdp__coll_emitter *m)
  * that not all talk to rank 0 first; everyone receives straight into its full buffer. Both sides walk
  * the extents in table order, so the messages of a pair match without tags.
  */
-MFSDP_API void mfsdp__coll_emit_gather_direct(mfsdp__coll_emitter *m)
-{
+MFSDP_API void mfsdp__coll_emit_gather_direct(mfsdp__coll_emitter *m) {
   const mfsdp_layout *layout = m->layout;
   int32_t step, i;
   for (step = 1; step < layout->world; ++step) {
@@ -310,9 +315,11 @@ MFSDP_API void mfsdp__coll_emit_gather_direct(mfsdp__coll_emitter *m)
       const mfsdp_extent *e = &layout->extents[i];
       if (e->count == 0) continue;
       if (e->owner == m->rank)
-        mfsdp__coll_emit_xfer(m, MFSDP_COLL_SHARD, e->shard_offset, e->count, e->payload_count, to, 1);
+        mfsdp__coll_emit_xfer(m, MFSDP_COLL_SHARD, e->shard_offset, e->count, e->payload_count, to,
+                              1);
       else if (e->owner == from)
-        mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, e->unit_offset, e->count, e->payload_count, from, 0);
+        mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, e->unit_offset, e->count, e->payload_count, from,
+                              0);
     }
   }
   mfsdp__coll_emit_batch(m);
@@ -334,8 +341,7 @@ typedef struct mfsdp__coll_cut {
 } mfsdp__coll_cut;
 
 MFSDP_API int mfsdp__coll_cut_extent(const mfsdp_extent *e, int64_t first, int64_t chunk,
-                                     mfsdp__coll_cut *cut)
-{
+                                     mfsdp__coll_cut *cut) {
   const int64_t low = e->shard_offset > first ? e->shard_offset : first;
   const int64_t extent_end = e->shard_offset + e->count;
   const int64_t high = extent_end < first + chunk ? extent_end : first + chunk;
@@ -352,8 +358,7 @@ MFSDP_API int mfsdp__coll_cut_extent(const mfsdp_extent *e, int64_t first, int64
 }
 
 /* The sums of one round on the owner: its cuts, each from all ranks in rank order. */
-MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int64_t chunk)
-{
+MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int64_t chunk) {
   mfsdp_coll *coll = m->coll;
   const mfsdp_layout *layout = m->layout;
   int32_t i, r;
@@ -367,7 +372,7 @@ MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int6
     for (r = 0; r < layout->world; ++r, ++coll->term_count) {
       const int32_t place = r < m->rank ? r : r - 1; /* of the peer's chunk in the workspace */
       const int64_t offset =
-        r == m->rank ? cut.unit_offset : (int64_t)place * chunk + cut.shard_offset - first;
+          r == m->rank ? cut.unit_offset : (int64_t)place * chunk + cut.shard_offset - first;
       if (coll->terms == NULL) continue;
       coll->terms[coll->term_count].base = r == m->rank ? MFSDP_COLL_FULL : MFSDP_COLL_WORKSPACE;
       coll->terms[coll->term_count].offset_nbytes = (size_t)offset * m->element_nbytes;
@@ -384,8 +389,8 @@ MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int6
  * each owner, owners stage their peers' chunks and add them in rank order. The workspace is world - 1
  * chunks whatever the unit's size.
  */
-MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t chunk, int64_t longest)
-{
+MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t chunk,
+                                              int64_t longest) {
   const mfsdp_layout *layout = m->layout;
   int64_t first;
   int32_t step, i;
@@ -401,7 +406,8 @@ MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t ch
             !mfsdp__coll_cut_extent(e, first, chunk, &cut))
           continue;
         if (e->owner == to)
-          mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, cut.unit_offset, cut.count, cut.payload_count, to, 1);
+          mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, cut.unit_offset, cut.count, cut.payload_count,
+                                to, 1);
         else
           mfsdp__coll_emit_xfer(m, MFSDP_COLL_WORKSPACE,
                                 (int64_t)place * chunk + cut.shard_offset - first, cut.count,
@@ -416,8 +422,7 @@ MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t ch
 /* ---- life cycle ---- */
 
 /* Frees the lists. No run may be in flight. NULL is allowed. */
-MFSDP_API void mfsdp_coll_destroy(mfsdp_context *context, mfsdp_coll *coll)
-{
+MFSDP_API void mfsdp_coll_destroy(mfsdp_context *context, mfsdp_coll *coll) {
   if (coll == NULL) return;
   mfsdp_table_free(context, (void *)coll->term_pointers, (size_t)coll->max_term_count,
                    sizeof(*coll->term_pointers));
@@ -428,8 +433,7 @@ MFSDP_API void mfsdp_coll_destroy(mfsdp_context *context, mfsdp_coll *coll)
   mfsdp_table_free(context, coll, 1, sizeof(*coll));
 }
 
-MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, int64_t chunk, int64_t longest)
-{
+MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, int64_t chunk, int64_t longest) {
   mfsdp_coll *coll = m->coll;
   coll->op_count = coll->xfer_count = coll->term_count = 0;
   m->batch_first = 0;
@@ -439,17 +443,18 @@ MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, int64_t chunk, int64_t l
     mfsdp__coll_emit_reduce_direct(m, chunk, longest);
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *coll)
-{
+MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *coll) {
   const int32_t op_count = coll->op_count, xfer_count = coll->xfer_count;
   const int32_t term_count = coll->term_count;
   void *ops, *xfers, *terms, *resolved, *pointers;
   coll->max_term_count = term_count > 0 ? coll->transport->world : 0;
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)op_count, sizeof(*coll->ops), coll->label, &ops));
   coll->ops = (mfsdp_coll_op *)ops;
-  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)xfer_count, sizeof(*coll->xfers), coll->label, &xfers));
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, (size_t)xfer_count, sizeof(*coll->xfers), coll->label, &xfers));
   coll->xfers = (mfsdp_coll_xfer *)xfers;
-  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)term_count, sizeof(*coll->terms), coll->label, &terms));
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, (size_t)term_count, sizeof(*coll->terms), coll->label, &terms));
   coll->terms = (mfsdp_coll_term *)terms;
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)coll->max_batch_count, sizeof(*coll->resolved),
                               coll->label, &resolved));
@@ -463,8 +468,7 @@ MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *col
 }
 
 /* What all ranks must agree on; goes into the debug check word. */
-MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc)
-{
+MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc) {
   const mfsdp_layout *layout = desc->layout;
   uint64_t hash = MFSDP_HASH_SEED;
   int32_t i;
@@ -485,11 +489,11 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc)
 
 /* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes neither
  * inflates the workspace nor overflows. The same on every rank. */
-MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int64_t longest)
-{
+MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int64_t longest) {
   const uint64_t asked = chunk_nbytes / mfsdp_dtype_nbytes(dtype);
   int64_t whole = MFSDP_ALIGN_ELEMENTS;
-  if (longest > 0) (void)mfsdp_i64_align(longest, &whole); /* cannot fail: checked with the extents */
+  if (longest > 0)
+    (void)mfsdp_i64_align(longest, &whole); /* cannot fail: checked with the extents */
   if (asked >= (uint64_t)whole) return whole;
   return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
 }
@@ -498,8 +502,7 @@ MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int6
  * the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
 MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segment_count,
                                                     int64_t longest, mfsdp_dtype dtype,
-                                                    size_t chunk_nbytes)
-{
+                                                    size_t chunk_nbytes) {
   if (segment_count == 0) return 0;
   return (size_t)(world - 1) * (size_t)mfsdp__coll_chunk(chunk_nbytes, dtype, longest) *
          mfsdp_dtype_nbytes(dtype);
@@ -507,8 +510,7 @@ MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segme
 
 /* Longest segment over all owners, and this rank's own, in elements. */
 MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int64_t *longest,
-                                   int64_t *own)
-{
+                                   int64_t *own) {
   int32_t i;
   *longest = *own = 0;
   for (i = 0; i < layout->extent_count; ++i) {
@@ -523,8 +525,7 @@ MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int
  * E_UNSUPPORTED and E_OVERFLOW before anything is allocated; *out is NULL on failure.
  */
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
-                                         mfsdp_coll **out)
-{
+                                         mfsdp_coll **out) {
   mfsdp__coll_emitter emitter;
   int64_t chunk, longest, own;
   mfsdp_coll *coll;
@@ -537,8 +538,9 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
   if (!mfsdp_elements_nbytes(chunk, desc->layout->dtype, &chunk_nbytes) ||
       !mfsdp_size_mul(chunk_nbytes, (size_t)desc->layout->world, &chunk_nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: chunks of %lld elements from %d ranks overflow",
-                      desc->label, (long long)chunk, (int)desc->layout->world);
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                      "%s: chunks of %lld elements from %d ranks overflow", desc->label,
+                      (long long)chunk, (int)desc->layout->world);
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*coll), desc->label, &memory));
   coll = (mfsdp_coll *)memory;
   coll->kind = desc->kind;
@@ -571,8 +573,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
 }
 
 /* Bytes of DEVICE workspace of a run: 0 for gathers. Runs on one queue may share a workspace. */
-MFSDP_API size_t mfsdp_coll_workspace_nbytes(const mfsdp_coll *coll)
-{
+MFSDP_API size_t mfsdp_coll_workspace_nbytes(const mfsdp_coll *coll) {
   return coll->workspace_nbytes;
 }
 
@@ -589,8 +590,7 @@ typedef struct mfsdp__coll_run {
 } mfsdp__coll_run;
 
 MFSDP_API mfsdp_status mfsdp__coll_submit(mfsdp__coll_run *run, const mfsdp_coll_op *op,
-                                          uint64_t check)
-{
+                                          uint64_t check) {
   mfsdp_coll *coll = run->coll;
   mfsdp_traffic_count *sent = &run->context->counters.sent[coll->traffic];
   mfsdp_batch batch = mfsdp_batch_default();
@@ -622,20 +622,18 @@ MFSDP_API mfsdp_status mfsdp__coll_submit(mfsdp__coll_run *run, const mfsdp_coll
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_coll_op *op)
-{
+MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_coll_op *op) {
   const mfsdp_backend *backend = run->coll->transport->backend;
   const size_t element_nbytes = mfsdp_dtype_nbytes(run->coll->dtype);
   const unsigned char *src =
-    run->source[MFSDP_COLL_SHARD] + (size_t)op->src_offset * element_nbytes;
+      run->source[MFSDP_COLL_SHARD] + (size_t)op->src_offset * element_nbytes;
   unsigned char *dst = run->target[MFSDP_COLL_FULL] + (size_t)op->dst_offset * element_nbytes;
   if (src == dst) return MFSDP_OK; /* in place */
   return backend->ops->copy(backend->self, run->queue, dst, MFSDP_SPACE_DEVICE, src,
                             MFSDP_SPACE_DEVICE, (size_t)op->elements * element_nbytes);
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_sum(const mfsdp__coll_run *run, const mfsdp_coll_op *op)
-{
+MFSDP_API mfsdp_status mfsdp__coll_sum(const mfsdp__coll_run *run, const mfsdp_coll_op *op) {
   mfsdp_coll *coll = run->coll;
   const mfsdp_backend *backend = coll->transport->backend;
   int32_t i;
@@ -648,8 +646,7 @@ MFSDP_API mfsdp_status mfsdp__coll_sum(const mfsdp__coll_run *run, const mfsdp_c
                                  op->elements);
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run)
-{
+MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
   mfsdp_coll *coll = run->coll;
   const int checked = run->context->desc.debug_check != 0;
   uint64_t check = 0;
@@ -680,8 +677,7 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run)
  * until an event recorded later on `queue` has passed.
  */
 MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
-                                    const void *shard, void *full)
-{
+                                    const void *shard, void *full) {
   mfsdp__coll_run run;
   if (coll->kind != MFSDP_COLL_GATHER)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a reduce, not a gather", coll->label);
@@ -705,15 +701,16 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
  */
 MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *full, float *accumulator, int32_t first,
-                                    void *workspace)
-{
+                                    void *workspace) {
   mfsdp__coll_run run;
   if (coll->kind != MFSDP_COLL_REDUCE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a gather, not a reduce", coll->label);
   if ((coll->full_count > 0 && full == NULL) || (coll->segment_count > 0 && accumulator == NULL) ||
       (coll->workspace_nbytes > 0 && workspace == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL but has elements", coll->label,
-                      full == NULL ? "full" : accumulator == NULL ? "accumulator" : "workspace");
+                      full == NULL          ? "full"
+                      : accumulator == NULL ? "accumulator"
+                                            : "workspace");
   memset(&run, 0, sizeof(run));
   run.context = context;
   run.coll = coll;

@@ -25,7 +25,8 @@
 #endif
 #if defined(__FAST_MATH__)
 #if !MFSDP_ALLOW_FAST_MATH
-#error "matrixfsdp: -ffast-math breaks non-finite checks; use -fno-math-errno (MFSDP_ALLOW_FAST_MATH=1 overrides)"
+#error \
+    "matrixfsdp: -ffast-math breaks non-finite checks; use -fno-math-errno (MFSDP_ALLOW_FAST_MATH=1 overrides)"
 #endif
 #endif
 
@@ -55,9 +56,9 @@
  * MFSDP_HAS(ops, entry): 1 if the vtable `ops` (whose first member is struct_nbytes) is new enough
  * to have `entry` and the entry is not NULL. Every optional entry is tested with it before a call.
  */
-#define MFSDP_HAS(ops, entry)                                                                      \
-  ((size_t)((const char *)&(ops)->entry - (const char *)(ops)) + sizeof((ops)->entry) <=           \
-     (ops)->struct_nbytes &&                                                                       \
+#define MFSDP_HAS(ops, entry)                                                            \
+  ((size_t)((const char *)&(ops)->entry - (const char *)(ops)) + sizeof((ops)->entry) <= \
+       (ops)->struct_nbytes &&                                                           \
    (ops)->entry)
 
 #endif /* MFSDP_CONFIG_H */

@@ -21,7 +21,11 @@
 
 #include "memory.h"
 
-typedef enum mfsdp_log_level { MFSDP_LOG_ERROR = 1, MFSDP_LOG_WARNING, MFSDP_LOG_INFO } mfsdp_log_level;
+typedef enum mfsdp_log_level {
+  MFSDP_LOG_ERROR = 1,
+  MFSDP_LOG_WARNING,
+  MFSDP_LOG_INFO
+} mfsdp_log_level;
 
 typedef struct mfsdp_context_desc {
   size_t struct_nbytes;
@@ -49,15 +53,14 @@ typedef struct mfsdp_counters {
 
 typedef struct mfsdp_context {
   mfsdp_context_desc desc;
-  mfsdp_error error;     /* the last failure; status MFSDP_OK if there was none */
+  mfsdp_error error; /* the last failure; status MFSDP_OK if there was none */
   mfsdp_counters counters;
   size_t current_nbytes[MFSDP_MEMORY_CLASS_COUNT], peak_nbytes[MFSDP_MEMORY_CLASS_COUNT];
   size_t total_nbytes, total_peak_nbytes;
 } mfsdp_context;
 
 /* Default allocator, rank -1, no callbacks, debug options off. */
-MFSDP_API mfsdp_context_desc mfsdp_context_desc_default(void)
-{
+MFSDP_API mfsdp_context_desc mfsdp_context_desc_default(void) {
   mfsdp_context_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -67,33 +70,33 @@ MFSDP_API mfsdp_context_desc mfsdp_context_desc_default(void)
 }
 
 MFSDP_API MFSDP_FORMAT(6, 7) mfsdp_status
-  mfsdp__fail(mfsdp_context *context, mfsdp_status status, int32_t culprit, const char *file,
-              int32_t line, const char *format, ...)
-{
+    mfsdp__fail(mfsdp_context *context, mfsdp_status status, int32_t culprit, const char *file,
+                int32_t line, const char *format, ...) {
   va_list arguments;
   if (context == NULL) return status;
   va_start(arguments, format);
   mfsdp__error_vset(&context->error, status, culprit, file, line, format, arguments);
   va_end(arguments);
   context->error.rank = context->desc.rank;
-  if (context->desc.log) context->desc.log(context->desc.user, MFSDP_LOG_ERROR, context->error.message);
+  if (context->desc.log)
+    context->desc.log(context->desc.user, MFSDP_LOG_ERROR, context->error.message);
   return status;
 }
 
 /* MFSDP_FAIL(context, status, format, ...): records the error with file and line, logs it, and is
  * the status, so that a check reads `if (bad) return MFSDP_FAIL(...)`. */
-#define MFSDP_FAIL(context, status, ...)                                                           \
+#define MFSDP_FAIL(context, status, ...) \
   mfsdp__fail((context), (status), -1, __FILE__, __LINE__, __VA_ARGS__)
-#define MFSDP_FAIL_PEER(context, status, culprit, ...)                                             \
+#define MFSDP_FAIL_PEER(context, status, culprit, ...) \
   mfsdp__fail((context), (status), (culprit), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Copies an error that another thread recorded into the context; returns its status. */
-MFSDP_API mfsdp_status mfsdp_context_take_error(mfsdp_context *context, const mfsdp_error *error)
-{
+MFSDP_API mfsdp_status mfsdp_context_take_error(mfsdp_context *context, const mfsdp_error *error) {
   if (context == NULL || error->status == MFSDP_OK) return error->status;
   context->error = *error;
   if (context->error.rank < 0) context->error.rank = context->desc.rank;
-  if (context->desc.log) context->desc.log(context->desc.user, MFSDP_LOG_ERROR, context->error.message);
+  if (context->desc.log)
+    context->desc.log(context->desc.user, MFSDP_LOG_ERROR, context->error.message);
   return error->status;
 }
 
@@ -101,8 +104,7 @@ MFSDP_API mfsdp_status mfsdp_context_take_error(mfsdp_context *context, const mf
  * Starts a context. E_ARGUMENT for a NULL pointer, a description of another size, or an allocator
  * without alloc and free; the context then holds the message all the same (if it is not NULL).
  */
-MFSDP_API mfsdp_status mfsdp_context_init(mfsdp_context *context, const mfsdp_context_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp_context_init(mfsdp_context *context, const mfsdp_context_desc *desc) {
   if (context == NULL) return MFSDP_E_ARGUMENT;
   memset(context, 0, sizeof(*context));
   context->error = mfsdp_error_none();
@@ -120,20 +122,17 @@ MFSDP_API mfsdp_status mfsdp_context_init(mfsdp_context *context, const mfsdp_co
 }
 
 /* The last error; never NULL. Its status is MFSDP_OK if nothing failed. */
-MFSDP_API const mfsdp_error *mfsdp_context_error(const mfsdp_context *context)
-{
+MFSDP_API const mfsdp_error *mfsdp_context_error(const mfsdp_context *context) {
   return &context->error;
 }
 
 /* Opens phase `label` on `lane` in the trace; nothing without a callback. */
-MFSDP_API void mfsdp_trace_begin(mfsdp_context *context, const char *lane, const char *label)
-{
+MFSDP_API void mfsdp_trace_begin(mfsdp_context *context, const char *lane, const char *label) {
   if (context->desc.trace) context->desc.trace(context->desc.user, 1, lane, label);
 }
 
 /* Closes the innermost phase of `lane`. */
-MFSDP_API void mfsdp_trace_end(mfsdp_context *context, const char *lane, const char *label)
-{
+MFSDP_API void mfsdp_trace_end(mfsdp_context *context, const char *lane, const char *label) {
   if (context->desc.trace) context->desc.trace(context->desc.user, 0, lane, label);
 }
 
@@ -141,8 +140,7 @@ MFSDP_API void mfsdp_trace_end(mfsdp_context *context, const char *lane, const c
 
 /* Books nbytes under a class; for backends whose memory does not come from the allocator. */
 MFSDP_API void mfsdp_memory_book(mfsdp_context *context, mfsdp_memory_class memory_class,
-                                 size_t nbytes)
-{
+                                 size_t nbytes) {
   size_t *current = &context->current_nbytes[memory_class];
   *current += nbytes;
   context->total_nbytes += nbytes;
@@ -153,8 +151,7 @@ MFSDP_API void mfsdp_memory_book(mfsdp_context *context, mfsdp_memory_class memo
 
 /* Takes back what mfsdp_memory_book booked, with the same class and size. */
 MFSDP_API void mfsdp_memory_unbook(mfsdp_context *context, mfsdp_memory_class memory_class,
-                                   size_t nbytes)
-{
+                                   size_t nbytes) {
   context->current_nbytes[memory_class] -= nbytes;
   context->total_nbytes -= nbytes;
 }
@@ -164,9 +161,8 @@ MFSDP_API void mfsdp_memory_unbook(mfsdp_context *context, mfsdp_memory_class me
  * MFSDP_MEMORY_TABLE. count elements of element_nbytes; *out becomes NULL for count 0.
  * E_OVERFLOW, E_MEMORY.
  */
-MFSDP_API mfsdp_status mfsdp_table_alloc(mfsdp_context *context, size_t count, size_t element_nbytes,
-                                         const char *what, void **out)
-{
+MFSDP_API mfsdp_status mfsdp_table_alloc(mfsdp_context *context, size_t count,
+                                         size_t element_nbytes, const char *what, void **out) {
   size_t nbytes;
   *out = NULL;
   if (!mfsdp_size_mul(count, element_nbytes, &nbytes))
@@ -184,8 +180,7 @@ MFSDP_API mfsdp_status mfsdp_table_alloc(mfsdp_context *context, size_t count, s
 
 /* Gives back what mfsdp_table_alloc gave, with the same count and size. NULL is allowed. */
 MFSDP_API void mfsdp_table_free(mfsdp_context *context, void *ptr, size_t count,
-                                size_t element_nbytes)
-{
+                                size_t element_nbytes) {
   if (ptr == NULL) return;
   mfsdp_memory_unbook(context, MFSDP_MEMORY_TABLE, count * element_nbytes);
   context->desc.allocator.free(ptr, count * element_nbytes, MFSDP_SPACE_HOST,
@@ -196,8 +191,7 @@ MFSDP_API void mfsdp_table_free(mfsdp_context *context, void *ptr, size_t count,
  * Ends a context. E_STATE if memory booked through it was not given back: the message says how much
  * and the context stays usable.
  */
-MFSDP_API mfsdp_status mfsdp_context_destroy(mfsdp_context *context)
-{
+MFSDP_API mfsdp_status mfsdp_context_destroy(mfsdp_context *context) {
   if (context == NULL) return MFSDP_OK;
   if (context->total_nbytes != 0)
     return MFSDP_FAIL(context, MFSDP_E_STATE,

@@ -41,8 +41,7 @@ typedef enum mfsdp_memory_class {
 #define MFSDP_MEMORY_CLASS_COUNT 8 /* class 0 stays empty, so that a class is an index */
 
 /* The class in lower case, as "shard"; never NULL. */
-MFSDP_API const char *mfsdp_memory_class_name(mfsdp_memory_class memory_class)
-{
+MFSDP_API const char *mfsdp_memory_class_name(mfsdp_memory_class memory_class) {
   switch (memory_class) {
   case MFSDP_MEMORY_SHARD: return "shard";
   case MFSDP_MEMORY_STATE: return "state";
@@ -56,15 +55,14 @@ MFSDP_API const char *mfsdp_memory_class_name(mfsdp_memory_class memory_class)
 }
 
 /* Over-allocates and keeps malloc's pointer just below the block: works before C11 and on any libc. */
-MFSDP_API void *mfsdp__default_alloc(size_t nbytes, size_t alignment, mfsdp_space space, void *user)
-{
+MFSDP_API void *mfsdp__default_alloc(size_t nbytes, size_t alignment, mfsdp_space space,
+                                     void *user) {
   size_t total;
   unsigned char *raw, *block;
   uintptr_t address;
   (void)space;
   (void)user;
-  if (!mfsdp_size_add(nbytes, alignment, &total) ||
-      !mfsdp_size_add(total, sizeof(void *), &total))
+  if (!mfsdp_size_add(nbytes, alignment, &total) || !mfsdp_size_add(total, sizeof(void *), &total))
     return NULL;
   raw = (unsigned char *)malloc(total);
   if (raw == NULL) return NULL;
@@ -74,8 +72,7 @@ MFSDP_API void *mfsdp__default_alloc(size_t nbytes, size_t alignment, mfsdp_spac
   return block;
 }
 
-MFSDP_API void mfsdp__default_free(void *ptr, size_t nbytes, mfsdp_space space, void *user)
-{
+MFSDP_API void mfsdp__default_free(void *ptr, size_t nbytes, mfsdp_space space, void *user) {
   unsigned char *raw;
   (void)nbytes;
   (void)space;
@@ -85,8 +82,7 @@ MFSDP_API void mfsdp__default_free(void *ptr, size_t nbytes, mfsdp_space space, 
 }
 
 /* malloc and free for every space. */
-MFSDP_API mfsdp_allocator mfsdp_allocator_default(void)
-{
+MFSDP_API mfsdp_allocator mfsdp_allocator_default(void) {
   mfsdp_allocator allocator;
   allocator.alloc = mfsdp__default_alloc;
   allocator.free = mfsdp__default_free;

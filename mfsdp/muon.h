@@ -29,8 +29,8 @@
 
 /* The factor s of the step for an m x n matrix (rows = outputs). */
 typedef enum mfsdp_muon_scale {
-  MFSDP_MUON_SCALE_ORIGINAL = 1,    /* sqrt(max(1, m / n)) */
-  MFSDP_MUON_SCALE_MATCH_RMS_ADAMW  /* 0.2 sqrt(max(m, n)) */
+  MFSDP_MUON_SCALE_ORIGINAL = 1,   /* sqrt(max(1, m / n)) */
+  MFSDP_MUON_SCALE_MATCH_RMS_ADAMW /* 0.2 sqrt(max(m, n)) */
 } mfsdp_muon_scale;
 
 typedef enum mfsdp_muon_preset {
@@ -40,11 +40,12 @@ typedef enum mfsdp_muon_preset {
 
 typedef struct mfsdp_muon_desc {
   size_t struct_nbytes;
-  double default_lr, default_weight_decay; /* what the preset's source uses; groups start from them */
-  double momentum;        /* mu */
-  double grad_weight;     /* B = mu B + grad_weight G: 1 - mu for an average, 1 for a sum */
-  double nesterov_weight; /* nesterov direction: nesterov_weight G + mu B */
-  int32_t nesterov;       /* 0: the direction is B */
+  double default_lr,
+      default_weight_decay; /* what the preset's source uses; groups start from them */
+  double momentum;          /* mu */
+  double grad_weight;       /* B = mu B + grad_weight G: 1 - mu for an average, 1 for a sum */
+  double nesterov_weight;   /* nesterov direction: nesterov_weight G + mu B */
+  int32_t nesterov;         /* 0: the direction is B */
   mfsdp_muon_scale scale;
   mfsdp_newton_schulz_desc newton_schulz;
 } mfsdp_muon_desc;
@@ -52,8 +53,7 @@ typedef struct mfsdp_muon_desc {
 /* The choices of a public implementation under one name. Both presets average the gradient and use
  * nesterov; their eps rule is SCALE_SAFE (set newton_schulz.norm_rule for the source's own). An
  * unknown preset gives a description that mfsdp_muon_check refuses. */
-MFSDP_API mfsdp_muon_desc mfsdp_muon_desc_preset(mfsdp_muon_preset preset)
-{
+MFSDP_API mfsdp_muon_desc mfsdp_muon_desc_preset(mfsdp_muon_preset preset) {
   mfsdp_muon_desc desc;
   memset(&desc, 0, sizeof(desc));
   if (preset != MFSDP_MUON_TORCH && preset != MFSDP_MUON_JORDAN) return desc;
@@ -70,13 +70,13 @@ MFSDP_API mfsdp_muon_desc mfsdp_muon_desc_preset(mfsdp_muon_preset preset)
 }
 
 /* E_ARGUMENT with the field, its value and what it needs. */
-MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon_desc *desc) {
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "muon: desc is NULL, of an unknown preset, or its struct_nbytes is not %zu (use "
-                      "mfsdp_muon_desc_preset)",
-                      sizeof(*desc));
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "muon: desc is NULL, of an unknown preset, or its struct_nbytes is not %zu (use "
+        "mfsdp_muon_desc_preset)",
+        sizeof(*desc));
   if (!(desc->momentum >= 0.0 && desc->momentum < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: momentum is %g, needs to be in [0, 1)",
                       desc->momentum);
@@ -84,17 +84,17 @@ MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: grad_weight is %g, needs to be positive",
                       desc->grad_weight);
   if (desc->nesterov && !(desc->nesterov_weight > 0.0))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: nesterov_weight is %g, needs to be positive",
-                      desc->nesterov_weight);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "muon: nesterov_weight is %g, needs to be positive", desc->nesterov_weight);
   if (desc->scale != MFSDP_MUON_SCALE_ORIGINAL && desc->scale != MFSDP_MUON_SCALE_MATCH_RMS_ADAMW)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: scale is %d, needs %d or %d", (int)desc->scale,
-                      (int)MFSDP_MUON_SCALE_ORIGINAL, (int)MFSDP_MUON_SCALE_MATCH_RMS_ADAMW);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: scale is %d, needs %d or %d",
+                      (int)desc->scale, (int)MFSDP_MUON_SCALE_ORIGINAL,
+                      (int)MFSDP_MUON_SCALE_MATCH_RMS_ADAMW);
   return mfsdp_newton_schulz_check(context, &desc->newton_schulz);
 }
 
 /* s for a rows x cols matrix: always the planned matrix, never the shape of its tensor. */
-MFSDP_API double mfsdp_muon_scale_of(const mfsdp_muon_desc *desc, int64_t rows, int64_t cols)
-{
+MFSDP_API double mfsdp_muon_scale_of(const mfsdp_muon_desc *desc, int64_t rows, int64_t cols) {
   const double m = (double)rows, n = (double)cols;
   if (rows == 0 || cols == 0) return 1.0;
   if (desc->scale == MFSDP_MUON_SCALE_MATCH_RMS_ADAMW) return 0.2 * sqrt(m > n ? m : n);
@@ -105,8 +105,7 @@ MFSDP_API double mfsdp_muon_scale_of(const mfsdp_muon_desc *desc, int64_t rows, 
  * grad is read, direction is scratch between prepare and commit. */
 MFSDP_API mfsdp_fused_item mfsdp_muon_item(const mfsdp_muon_desc *desc, int64_t rows, int64_t cols,
                                            float *master, const float *grad, float *momentum,
-                                           float *direction)
-{
+                                           float *direction) {
   mfsdp_fused_item item;
   memset(&item, 0, sizeof(item));
   item.master = master;
@@ -122,8 +121,7 @@ MFSDP_API mfsdp_fused_item mfsdp_muon_item(const mfsdp_muon_desc *desc, int64_t 
 MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_fused_op op,
                                             const mfsdp_fused_item *item, int64_t count,
                                             int32_t clipped, const mfsdp_step_scalars *scalars,
-                                            const uint32_t *present)
-{
+                                            const uint32_t *present) {
   mfsdp_fused_args args;
   memset(&args, 0, sizeof(args));
   args.struct_nbytes = sizeof(args);
@@ -154,8 +152,7 @@ MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_ba
                                           const mfsdp_fused_item *item, int32_t clipped,
                                           const mfsdp_step_scalars *scalars,
                                           const uint32_t *present, void *workspace,
-                                          size_t workspace_nbytes)
-{
+                                          size_t workspace_nbytes) {
   mfsdp__ns_layout layout;
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
@@ -164,7 +161,8 @@ MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_ba
   if (rows == 0 || cols == 0) return MFSDP_OK;
   MFSDP_TRY(mfsdp__ns_arguments(context, rows * cols, direction, direction, workspace,
                                 workspace_nbytes, layout.nbytes));
-  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, item, rows * cols, clipped, scalars, present);
+  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, item, rows * cols, clipped, scalars,
+                          present);
   MFSDP_TRY(backend->ops->fused(backend->self, queue, &args));
   return mfsdp_newton_schulz(context, backend, queue, &desc->newton_schulz, rows, cols, direction,
                              direction, workspace, workspace_nbytes);
@@ -176,28 +174,28 @@ MFSDP_API mfsdp_status mfsdp_muon_commit(mfsdp_context *context, const mfsdp_bac
                                          mfsdp_queue *queue, const mfsdp_muon_desc *desc,
                                          int64_t rows, int64_t cols, const mfsdp_fused_item *item,
                                          int32_t clipped, const mfsdp_step_scalars *scalars,
-                                         const uint32_t *present)
-{
+                                         const uint32_t *present) {
   mfsdp__ns_layout layout;
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
   MFSDP_TRY(mfsdp__ns_layout_of(context, rows, cols, &layout)); /* a shape that makes sense */
   if (rows == 0 || cols == 0) return MFSDP_OK;
-  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_COMMIT, item, rows * cols, clipped, scalars, present);
+  args =
+      mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_COMMIT, item, rows * cols, clipped, scalars, present);
   return backend->ops->fused(backend->self, queue, &args);
 }
 
 /* prepare, then commit. ENQUEUED. */
 MFSDP_API mfsdp_status mfsdp_muon_step(mfsdp_context *context, const mfsdp_backend *backend,
-                                       mfsdp_queue *queue, const mfsdp_muon_desc *desc, int64_t rows,
-                                       int64_t cols, float *direction, const mfsdp_fused_item *item,
-                                       int32_t clipped, const mfsdp_step_scalars *scalars,
-                                       const uint32_t *present, void *workspace,
-                                       size_t workspace_nbytes)
-{
+                                       mfsdp_queue *queue, const mfsdp_muon_desc *desc,
+                                       int64_t rows, int64_t cols, float *direction,
+                                       const mfsdp_fused_item *item, int32_t clipped,
+                                       const mfsdp_step_scalars *scalars, const uint32_t *present,
+                                       void *workspace, size_t workspace_nbytes) {
   MFSDP_TRY(mfsdp_muon_prepare(context, backend, queue, desc, rows, cols, direction, item, clipped,
                                scalars, present, workspace, workspace_nbytes));
-  return mfsdp_muon_commit(context, backend, queue, desc, rows, cols, item, clipped, scalars, present);
+  return mfsdp_muon_commit(context, backend, queue, desc, rows, cols, item, clipped, scalars,
+                           present);
 }
 
 #endif /* MFSDP_MUON_H */

@@ -29,9 +29,9 @@
 
 /* How the polynomial is evaluated. All forms compute the same polynomial; bits differ. */
 typedef enum mfsdp_newton_schulz_form {
-  MFSDP_NS_AUTO = 1,  /* by mfsdp_newton_schulz_form_of, a fixed table over shapes */
-  MFSDP_NS_PLAIN,     /* three general products a step */
-  MFSDP_NS_SYMMETRIC  /* A and P by symmetric products: about half their work */
+  MFSDP_NS_AUTO = 1, /* by mfsdp_newton_schulz_form_of, a fixed table over shapes */
+  MFSDP_NS_PLAIN,    /* three general products a step */
+  MFSDP_NS_SYMMETRIC /* A and P by symmetric products: about half their work */
 } mfsdp_newton_schulz_form;
 
 typedef struct mfsdp_newton_schulz_desc {
@@ -47,16 +47,14 @@ typedef struct mfsdp_newton_schulz_desc {
 } mfsdp_newton_schulz_desc;
 
 /* (a, b, c) of KellerJordan/Muon, used in every step; *count becomes 1. */
-MFSDP_API const double (*mfsdp_newton_schulz_jordan(int32_t *count))[3]
-{
+MFSDP_API const double (*mfsdp_newton_schulz_jordan(int32_t *count))[3] {
   static const double table[1][3] = {{3.4445, -4.7750, 2.0315}};
   *count = 1;
   return table;
 }
 
 /* Five jordan steps, form AUTO, scale-safe norm. */
-MFSDP_API mfsdp_newton_schulz_desc mfsdp_newton_schulz_desc_default(void)
-{
+MFSDP_API mfsdp_newton_schulz_desc mfsdp_newton_schulz_desc_default(void) {
   mfsdp_newton_schulz_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -73,8 +71,7 @@ MFSDP_API mfsdp_newton_schulz_desc mfsdp_newton_schulz_desc_default(void)
 
 /* E_ARGUMENT with the field, its value and what it needs. */
 MFSDP_API mfsdp_status mfsdp_newton_schulz_check(mfsdp_context *context,
-                                                 const mfsdp_newton_schulz_desc *desc)
-{
+                                                 const mfsdp_newton_schulz_desc *desc) {
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "newton_schulz: desc is NULL or its struct_nbytes is not %zu (use "
@@ -105,8 +102,7 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_check(mfsdp_context *context,
 
 /* The form AUTO picks: a function of the shape alone, so that results do not depend on placement. */
 MFSDP_API mfsdp_newton_schulz_form mfsdp_newton_schulz_form_of(const mfsdp_newton_schulz_desc *desc,
-                                                               int64_t rows, int64_t cols)
-{
+                                                               int64_t rows, int64_t cols) {
   const int64_t short_side = rows < cols ? rows : cols;
   if (desc->form != MFSDP_NS_AUTO) return desc->form;
   return short_side >= MFSDP_NS_SYMMETRIC_FROM ? MFSDP_NS_SYMMETRIC : MFSDP_NS_PLAIN;
@@ -117,8 +113,7 @@ typedef struct mfsdp__ns_layout {
   size_t scratch, other, gram, poly, nbytes;
 } mfsdp__ns_layout;
 
-MFSDP_API int mfsdp__ns_part(size_t *total, size_t nbytes, size_t *start)
-{
+MFSDP_API int mfsdp__ns_part(size_t *total, size_t nbytes, size_t *start) {
   size_t end;
   *start = *total;
   if (!mfsdp_size_add(nbytes, MFSDP_ALIGN_NBYTES - 1, &end)) return 0;
@@ -126,19 +121,20 @@ MFSDP_API int mfsdp__ns_part(size_t *total, size_t nbytes, size_t *start)
 }
 
 MFSDP_API mfsdp_status mfsdp__ns_layout_of(mfsdp_context *context, int64_t rows, int64_t cols,
-                                           mfsdp__ns_layout *out)
-{
+                                           mfsdp__ns_layout *out) {
   const int64_t short_side = rows < cols ? rows : cols;
   int64_t count, gram_count;
   size_t nbytes, gram_nbytes;
   memset(out, 0, sizeof(*out));
   if (rows < 0 || cols < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: rows x cols is %lld x %lld, needs 0 or more of each",
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "newton_schulz: rows x cols is %lld x %lld, needs 0 or more of each",
                       (long long)rows, (long long)cols);
   if (!mfsdp_i64_mul(rows, cols, &count) || !mfsdp_i64_mul(short_side, short_side, &gram_count) ||
       !mfsdp_elements_nbytes(count, MFSDP_F32, &nbytes) ||
       !mfsdp_elements_nbytes(gram_count, MFSDP_F32, &gram_nbytes) ||
-      !mfsdp__ns_part(&out->nbytes, MFSDP_NORMALIZE_SCRATCH_COUNT * sizeof(double), &out->scratch) ||
+      !mfsdp__ns_part(&out->nbytes, MFSDP_NORMALIZE_SCRATCH_COUNT * sizeof(double),
+                      &out->scratch) ||
       !mfsdp__ns_part(&out->nbytes, nbytes, &out->other) ||
       !mfsdp__ns_part(&out->nbytes, gram_nbytes, &out->gram) ||
       !mfsdp__ns_part(&out->nbytes, gram_nbytes, &out->poly))
@@ -150,8 +146,8 @@ MFSDP_API mfsdp_status mfsdp__ns_layout_of(mfsdp_context *context, int64_t rows,
 /* Bytes of DEVICE workspace for one rows x cols matrix, aligned to MFSDP_ALIGN_NBYTES. */
 MFSDP_API mfsdp_status mfsdp_newton_schulz_workspace_nbytes(mfsdp_context *context,
                                                             const mfsdp_newton_schulz_desc *desc,
-                                                            int64_t rows, int64_t cols, size_t *out)
-{
+                                                            int64_t rows, int64_t cols,
+                                                            size_t *out) {
   mfsdp__ns_layout layout;
   *out = 0;
   MFSDP_TRY(mfsdp_newton_schulz_check(context, desc));
@@ -160,8 +156,7 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_workspace_nbytes(mfsdp_context *conte
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_mat mfsdp__ns_mat(void *data, int64_t rows, int64_t cols)
-{
+MFSDP_API mfsdp_mat mfsdp__ns_mat(void *data, int64_t rows, int64_t cols) {
   mfsdp_mat mat;
   mat.data = data;
   mat.rows = rows;
@@ -174,8 +169,7 @@ MFSDP_API mfsdp_mat mfsdp__ns_mat(void *data, int64_t rows, int64_t cols)
 /* One step: next = polynomial(x). `gram` and `poly` are scratch of short x short. */
 MFSDP_API mfsdp_status mfsdp__ns_step(const mfsdp_backend *backend, mfsdp_queue *queue,
                                       const double coefficient[3], int symmetric, mfsdp_mat x,
-                                      mfsdp_mat next, mfsdp_mat gram, mfsdp_mat poly)
-{
+                                      mfsdp_mat next, mfsdp_mat gram, mfsdp_mat poly) {
   const int tall = x.rows > x.cols;
   mfsdp_gemm_args g = mfsdp_gemm_args_default();
   g.a = g.b = x;
@@ -206,11 +200,12 @@ MFSDP_API mfsdp_status mfsdp__ns_step(const mfsdp_backend *backend, mfsdp_queue 
 
 MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count, const float *in,
                                            const float *out, const void *workspace, size_t given,
-                                           size_t needed)
-{
+                                           size_t needed) {
   if (in == NULL || out == NULL || workspace == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: %s is NULL",
-                      in == NULL ? "in" : out == NULL ? "out" : "workspace");
+                      in == NULL    ? "in"
+                      : out == NULL ? "out"
+                                    : "workspace");
   if (given < needed)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "newton_schulz: the workspace has %zu bytes, needs %zu", given, needed);
@@ -231,8 +226,7 @@ MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count
 MFSDP_API mfsdp_status mfsdp_newton_schulz(mfsdp_context *context, const mfsdp_backend *backend,
                                            mfsdp_queue *queue, const mfsdp_newton_schulz_desc *desc,
                                            int64_t rows, int64_t cols, const float *in, float *out,
-                                           void *workspace, size_t workspace_nbytes)
-{
+                                           void *workspace, size_t workspace_nbytes) {
   mfsdp__ns_layout layout;
   mfsdp_normalize_args normalize;
   mfsdp_mat x, next, gram, poly;
@@ -273,7 +267,8 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz(mfsdp_context *context, const mfsdp_b
   for (step = 0; step < desc->step_count; ++step) {
     const int32_t row = step < desc->coefficient_count ? step : desc->coefficient_count - 1;
     const mfsdp_mat swap = x;
-    MFSDP_TRY(mfsdp__ns_step(backend, queue, desc->coefficients[row], symmetric, x, next, gram, poly));
+    MFSDP_TRY(
+        mfsdp__ns_step(backend, queue, desc->coefficients[row], symmetric, x, next, gram, poly));
     x = next;
     next = swap;
   }

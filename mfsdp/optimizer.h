@@ -28,8 +28,7 @@ typedef enum mfsdp_algorithm_kind {
 } mfsdp_algorithm_kind;
 
 /* The algorithm in lower case, as "muon"; "invalid" for none; never NULL. */
-MFSDP_API const char *mfsdp_algorithm_kind_name(mfsdp_algorithm_kind kind)
-{
+MFSDP_API const char *mfsdp_algorithm_kind_name(mfsdp_algorithm_kind kind) {
   switch (kind) {
   case MFSDP_ALGORITHM_MUON: return "muon";
   case MFSDP_ALGORITHM_ADAMW: return "adamw";
@@ -48,8 +47,7 @@ typedef struct mfsdp_hyper_group {
 } mfsdp_hyper_group;
 
 /* A Muon group at the preset's lr and decay; clipping does not touch its scale-free input. */
-MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_muon(mfsdp_muon_preset preset)
-{
+MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_muon(mfsdp_muon_preset preset) {
   mfsdp_hyper_group group;
   memset(&group, 0, sizeof(group));
   group.struct_nbytes = sizeof(group);
@@ -62,8 +60,7 @@ MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_muon(mfsdp_muon_preset preset)
 }
 
 /* An AdamW group with torch's betas and eps; clipped. */
-MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_adamw(double lr, double weight_decay)
-{
+MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_adamw(double lr, double weight_decay) {
   mfsdp_hyper_group group = mfsdp_hyper_group_muon(MFSDP_MUON_TORCH);
   group.algorithm = MFSDP_ALGORITHM_ADAMW;
   group.lr = lr;
@@ -76,13 +73,13 @@ typedef struct mfsdp_optimizer_desc {
   size_t struct_nbytes;
   const mfsdp_hyper_group *groups; /* group_count, made by mfsdp_hyper_group_...; copied */
   int32_t group_count;
-  mfsdp_space state_space; /* of masters and state. Not DEVICE: offload, each step brings one tensor after
+  mfsdp_space
+      state_space; /* of masters and state. Not DEVICE: offload, each step brings one tensor after
                             * the other to the device and back */
 } mfsdp_optimizer_desc;
 
 /* No groups (at least one must be set), masters and state on the device. */
-MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void)
-{
+MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void) {
   mfsdp_optimizer_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -92,25 +89,25 @@ MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void)
 
 /* A local piece: a whole matrix, or a run of elements. All arrays DEVICE, fp32 unless said. */
 typedef struct mfsdp_optimizer_tensor {
-  const char *name;       /* for messages and state tables; must outlive the optimizer */
-  mfsdp_role role;        /* MATRIX or ELEMENTWISE */
+  const char *name; /* for messages and state tables; must outlive the optimizer */
+  mfsdp_role role;  /* MATRIX or ELEMENTWISE */
   int32_t hyper_group;
-  int32_t param;          /* index into `present`, 0 or more; several pieces may share it */
-  int64_t rows, cols;     /* of a MATRIX; rows * cols == count */
-  int64_t count;          /* elements; 0 is legal and gets no update */
-  float *master;          /* in the description's state_space; updated */
-  void *param_data;       /* compute-dtype copy written with the master; NULL: none (not with offload) */
+  int32_t param;      /* index into `present`, 0 or more; several pieces may share it */
+  int64_t rows, cols; /* of a MATRIX; rows * cols == count */
+  int64_t count;      /* elements; 0 is legal and gets no update */
+  float *master;      /* in the description's state_space; updated */
+  void *param_data; /* compute-dtype copy written with the master; NULL: none (not with offload) */
   mfsdp_dtype param_dtype;
-  const float *grad;      /* the accumulator; read */
+  const float *grad; /* the accumulator; read */
 } mfsdp_optimizer_tensor;
 
 /* One array of optimizer state: what checkpoints and offload read instead of switching on algorithms. */
 typedef struct mfsdp_optimizer_state {
-  const char *name;   /* "momentum", "exp_avg", "exp_avg_sq" */
-  int32_t tensor;     /* index in the list given to create */
+  const char *name; /* "momentum", "exp_avg", "exp_avg_sq" */
+  int32_t tensor;   /* index in the list given to create */
   mfsdp_dtype dtype;
   mfsdp_space space;
-  int64_t count;      /* same shape and order as the piece */
+  int64_t count; /* same shape and order as the piece */
   void *data;
 } mfsdp_optimizer_state;
 
@@ -118,28 +115,29 @@ typedef struct mfsdp_optimizer_state {
 typedef struct mfsdp__optimizer_job {
   int32_t hyper_group, first_item, item_count;
   int64_t rows, cols, max_count, total_count;
-  float *offloaded[1 + MFSDP_FUSED_STATE_COUNT]; /* master and states to bring to the device; NULL ends */
+  float
+      *offloaded[1 +
+                 MFSDP_FUSED_STATE_COUNT]; /* master and states to bring to the device; NULL ends */
 } mfsdp__optimizer_job;
 
 typedef struct mfsdp_optimizer {
   const mfsdp_backend *backend;
   mfsdp_hyper_group *groups;
   int32_t group_count, item_count, job_count, state_count;
-  mfsdp__optimizer_job *jobs;      /* in execution order: groups in order, tensors in order */
+  mfsdp__optimizer_job *jobs; /* in execution order: groups in order, tensors in order */
   mfsdp_optimizer_state *states;
-  mfsdp_buffer items;              /* DEVICE table of mfsdp_fused_item, in job order */
+  mfsdp_buffer items; /* DEVICE table of mfsdp_fused_item, in job order */
   mfsdp_space state_space;
-  mfsdp_buffer state;              /* state_space: all state arrays, each aligned */
-  mfsdp_buffer staging;            /* DEVICE: master and states of one job, with offload */
-  mfsdp_buffer workspace;          /* DEVICE: one direction, then Newton-Schulz scratch */
+  mfsdp_buffer state;     /* state_space: all state arrays, each aligned */
+  mfsdp_buffer staging;   /* DEVICE: master and states of one job, with offload */
+  mfsdp_buffer workspace; /* DEVICE: one direction, then Newton-Schulz scratch */
   size_t direction_nbytes;
 } mfsdp_optimizer;
 
 /* ---- validation ---- */
 
 MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t index,
-                                                const mfsdp_hyper_group *group)
-{
+                                                const mfsdp_hyper_group *group) {
   if (group->struct_nbytes != sizeof(*group))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].struct_nbytes is %zu, needs %zu (use "
@@ -156,14 +154,15 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
   case MFSDP_ALGORITHM_MUON: return mfsdp_muon_check(context, &group->muon);
   case MFSDP_ALGORITHM_ADAMW: return mfsdp_adamw_check(context, &group->adamw);
   }
-  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)", (int)index,
-                    (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON, (int)MFSDP_ALGORITHM_ADAMW);
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                    "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)",
+                    (int)index, (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON,
+                    (int)MFSDP_ALGORITHM_ADAMW);
 }
 
 /* E_ARGUMENT with the field, its value and what it needs. */
 MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
-                                                  const mfsdp_optimizer_desc *desc)
-{
+                                                  const mfsdp_optimizer_desc *desc) {
   int32_t i;
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -175,7 +174,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
                       "optimizer: needs at least one hyperparameter group, has %d",
                       (int)desc->group_count);
   if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: state_space is %d, needs an mfsdp_space, 1 to %d",
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "optimizer: state_space is %d, needs an mfsdp_space, 1 to %d",
                       (int)desc->state_space, (int)MFSDP_SPACE_HOST);
   for (i = 0; i < desc->group_count; ++i)
     MFSDP_TRY(mfsdp__hyper_group_check(context, i, &desc->groups[i]));
@@ -189,8 +189,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp_optimizer_route_check(mfsdp_context *context,
                                                    const mfsdp_optimizer_desc *desc,
                                                    const char *name, mfsdp_role role,
-                                                   int32_t hyper_group)
-{
+                                                   int32_t hyper_group) {
   if (hyper_group < 0 || hyper_group >= desc->group_count)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: hyper_group is %d, needs 0 to %d", name,
                       (int)hyper_group, (int)desc->group_count - 1);
@@ -206,13 +205,12 @@ MFSDP_API mfsdp_status mfsdp_optimizer_route_check(mfsdp_context *context,
 
 MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
                                                      const mfsdp_optimizer_desc *desc,
-                                                     const mfsdp_optimizer_tensor *tensor)
-{
+                                                     const mfsdp_optimizer_tensor *tensor) {
   int64_t product;
   if (tensor->name == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: a tensor has no name");
-  MFSDP_TRY(mfsdp_optimizer_route_check(context, desc, tensor->name, tensor->role,
-                                        tensor->hyper_group));
+  MFSDP_TRY(
+      mfsdp_optimizer_route_check(context, desc, tensor->name, tensor->role, tensor->hyper_group));
   if (tensor->count < 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: count is %lld, needs 0 or more", tensor->name,
                       (long long)tensor->count);
@@ -240,8 +238,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
 /* ---- set-up ---- */
 
 /* Names of an algorithm's state arrays, in the order of mfsdp_fused_item.state; NULL ends. */
-MFSDP_API const char *mfsdp__optimizer_state_name(mfsdp_algorithm_kind kind, int32_t index)
-{
+MFSDP_API const char *mfsdp__optimizer_state_name(mfsdp_algorithm_kind kind, int32_t index) {
   switch (kind) {
   case MFSDP_ALGORITHM_MUON: return index == 0 ? "momentum" : NULL;
   case MFSDP_ALGORITHM_ADAMW: return index == 0 ? "exp_avg" : index == 1 ? "exp_avg_sq" : NULL;
@@ -260,8 +257,7 @@ typedef struct mfsdp_optimizer_sizes {
 MFSDP_API mfsdp_status mfsdp__optimizer_measure_muon(mfsdp_context *context,
                                                      const mfsdp_hyper_group *group,
                                                      const mfsdp_optimizer_tensor *tensor,
-                                                     size_t nbytes, mfsdp_optimizer_sizes *sizes)
-{
+                                                     size_t nbytes, mfsdp_optimizer_sizes *sizes) {
   size_t scratch_nbytes = 0;
   if (nbytes > sizes->direction_nbytes) sizes->direction_nbytes = nbytes;
   MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(context, &group->muon.newton_schulz, tensor->rows,
@@ -275,14 +271,14 @@ MFSDP_API mfsdp_status mfsdp__optimizer_measure_muon(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
                                                       const mfsdp_optimizer_desc *desc,
                                                       const mfsdp_optimizer_tensor *tensor,
-                                                      mfsdp_optimizer_sizes *sizes)
-{
+                                                      mfsdp_optimizer_sizes *sizes) {
   const mfsdp_hyper_group *group = &desc->groups[tensor->hyper_group];
   int64_t padded = 0;
   size_t nbytes = 0, all_nbytes;
   int32_t k;
   if (tensor->count == 0) return MFSDP_OK;
-  if (!mfsdp_i64_align(tensor->count, &padded) || !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
+  if (!mfsdp_i64_align(tensor->count, &padded) ||
+      !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensor->name);
   ++sizes->item_count;
   all_nbytes = nbytes;
@@ -304,8 +300,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
                                                const mfsdp_optimizer_desc *desc,
                                                const mfsdp_optimizer_tensor *tensors,
-                                               int32_t tensor_count, mfsdp_optimizer_sizes *out)
-{
+                                               int32_t tensor_count, mfsdp_optimizer_sizes *out) {
   int32_t g, i;
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc));
@@ -315,8 +310,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
   for (i = 0; i < tensor_count; ++i)
     MFSDP_TRY(mfsdp__optimizer_tensor_check(context, desc, &tensors[i]));
   for (g = 0; g < desc->group_count; ++g) {
-    const int one_each =
-      desc->groups[g].algorithm == MFSDP_ALGORITHM_MUON || desc->state_space != MFSDP_SPACE_DEVICE;
+    const int one_each = desc->groups[g].algorithm == MFSDP_ALGORITHM_MUON ||
+                         desc->state_space != MFSDP_SPACE_DEVICE;
     const int32_t before = out->item_count;
     for (i = 0; i < tensor_count; ++i)
       if (tensors[i].hyper_group == g)
@@ -329,8 +324,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
 }
 
 /* Gives everything back. The queue that ran its steps must be idle. NULL is allowed. */
-MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *optimizer)
-{
+MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *optimizer) {
   if (optimizer == NULL) return;
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->workspace);
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->staging);
@@ -338,7 +332,8 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->items);
   mfsdp_table_free(context, optimizer->states, (size_t)optimizer->state_count,
                    sizeof(*optimizer->states));
-  mfsdp_table_free(context, optimizer->jobs, (size_t)optimizer->job_count, sizeof(*optimizer->jobs));
+  mfsdp_table_free(context, optimizer->jobs, (size_t)optimizer->job_count,
+                   sizeof(*optimizer->jobs));
   mfsdp_table_free(context, optimizer->groups, (size_t)optimizer->group_count,
                    sizeof(*optimizer->groups));
   mfsdp_table_free(context, optimizer, 1, sizeof(*optimizer));
@@ -347,8 +342,8 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
 /* Writes the state entries of one tensor: its place in the state buffer, which *offset walks through. */
 MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer, mfsdp_algorithm_kind kind,
                                             int32_t tensor_index, int64_t count, int64_t padded,
-                                            size_t *offset, int32_t *index, mfsdp_fused_item *item)
-{
+                                            size_t *offset, int32_t *index,
+                                            mfsdp_fused_item *item) {
   int32_t k;
   for (k = 0; mfsdp__optimizer_state_name(kind, k) != NULL; ++k) {
     mfsdp_optimizer_state *state = &optimizer->states[(*index)++];
@@ -365,8 +360,7 @@ MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer, mfsdp_al
 
 /* With offload the kernels see the staging area; the job keeps where its arrays really are. */
 MFSDP_API void mfsdp__optimizer_offload_item(mfsdp_optimizer *optimizer, int64_t padded,
-                                             mfsdp_fused_item *item, mfsdp__optimizer_job *job)
-{
+                                             mfsdp_fused_item *item, mfsdp__optimizer_job *job) {
   float *staging = (float *)optimizer->staging.data;
   int32_t k;
   job->offloaded[0] = item->master;
@@ -379,8 +373,7 @@ MFSDP_API void mfsdp__optimizer_offload_item(mfsdp_optimizer *optimizer, int64_t
 
 MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimizer,
                                                  const mfsdp_hyper_group *group,
-                                                 const mfsdp_optimizer_tensor *tensor)
-{
+                                                 const mfsdp_optimizer_tensor *tensor) {
   mfsdp_fused_item item;
   memset(&item, 0, sizeof(item));
   item.master = tensor->master;
@@ -400,8 +393,7 @@ MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimize
 /* Emits jobs and items: groups in order, tensors in order, so the list depends on nothing else. */
 MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
                                      const mfsdp_optimizer_tensor *tensors, int32_t tensor_count,
-                                     mfsdp_fused_item *items)
-{
+                                     mfsdp_fused_item *items) {
   const int offload = optimizer->state_space != MFSDP_SPACE_DEVICE;
   size_t state_offset = 0;
   int32_t g, i, item_index = 0, state_index = 0, job_index = 0;
@@ -414,8 +406,8 @@ MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
       if (tensor->hyper_group != g || tensor->count == 0) continue;
       (void)mfsdp_i64_align(tensor->count, &padded); /* cannot fail: measured before */
       items[item_index] = mfsdp__optimizer_item(optimizer, group, tensor);
-      mfsdp__optimizer_fill_states(optimizer, group->algorithm, i, tensor->count, padded, &state_offset,
-                                   &state_index, &items[item_index]);
+      mfsdp__optimizer_fill_states(optimizer, group->algorithm, i, tensor->count, padded,
+                                   &state_offset, &state_index, &items[item_index]);
       if (job == NULL || group->algorithm == MFSDP_ALGORITHM_MUON || offload) {
         job = &optimizer->jobs[job_index++];
         job->hyper_group = g;
@@ -434,8 +426,7 @@ MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
 
 MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                               const mfsdp_optimizer_desc *desc,
-                                              const mfsdp_optimizer_sizes *sizes)
-{
+                                              const mfsdp_optimizer_sizes *sizes) {
   const mfsdp_backend *backend = optimizer->backend;
   void *memory;
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)desc->group_count, sizeof(*optimizer->groups),
@@ -454,7 +445,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_opti
   optimizer->item_count = sizes->item_count;
   optimizer->direction_nbytes = sizes->direction_nbytes;
   optimizer->state_space = desc->state_space;
-  MFSDP_TRY(mfsdp_buffer_alloc(context, backend, (size_t)sizes->item_count * sizeof(mfsdp_fused_item),
+  MFSDP_TRY(mfsdp_buffer_alloc(context, backend,
+                               (size_t)sizes->item_count * sizeof(mfsdp_fused_item),
                                MFSDP_SPACE_DEVICE, MFSDP_MEMORY_TABLE, &optimizer->items));
   MFSDP_TRY(mfsdp_buffer_alloc(context, backend, sizes->state_nbytes, desc->state_space,
                                MFSDP_MEMORY_STATE, &optimizer->state));
@@ -467,8 +459,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_opti
 /* The item table is built on the host and copied once; state and workspace start as zeros. */
 MFSDP_API mfsdp_status mfsdp__optimizer_upload(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                                mfsdp_queue *queue, mfsdp_event *event,
-                                               const mfsdp_fused_item *items)
-{
+                                               const mfsdp_fused_item *items) {
   const mfsdp_backend_ops *ops = optimizer->backend->ops;
   void *self = optimizer->backend->self;
   MFSDP_TRY(ops->copy(self, queue, optimizer->items.data, MFSDP_SPACE_DEVICE, items,
@@ -477,15 +468,15 @@ MFSDP_API mfsdp_status mfsdp__optimizer_upload(mfsdp_context *context, mfsdp_opt
     MFSDP_TRY(ops->fill_bytes(self, queue, optimizer->state.data, 0, optimizer->state.nbytes));
   else if (optimizer->state.nbytes > 0) /* PINNED and HOST are the host's to write */
     memset(optimizer->state.data, 0, optimizer->state.nbytes);
-  MFSDP_TRY(ops->fill_bytes(self, queue, optimizer->workspace.data, 0, optimizer->workspace.nbytes));
+  MFSDP_TRY(
+      ops->fill_bytes(self, queue, optimizer->workspace.data, 0, optimizer->workspace.nbytes));
   MFSDP_TRY(ops->event_record(self, queue, event));
   return ops->event_wait(self, context, event, INT64_MAX);
 }
 
 MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                              const mfsdp_optimizer_tensor *tensors,
-                                             int32_t tensor_count)
-{
+                                             int32_t tensor_count) {
   const mfsdp_backend *backend = optimizer->backend;
   mfsdp_queue *queue = NULL;
   mfsdp_event *event = NULL;
@@ -513,8 +504,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
 MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsdp_backend *backend,
                                               const mfsdp_optimizer_desc *desc,
                                               const mfsdp_optimizer_tensor *tensors,
-                                              int32_t tensor_count, mfsdp_optimizer **out)
-{
+                                              int32_t tensor_count, mfsdp_optimizer **out) {
   mfsdp_optimizer_sizes sizes;
   mfsdp_optimizer *optimizer;
   mfsdp_status status;
@@ -539,16 +529,14 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
 
 /* The table of all state arrays, *count entries; valid until destroy. Zeroed by create. */
 MFSDP_API const mfsdp_optimizer_state *mfsdp_optimizer_states(const mfsdp_optimizer *optimizer,
-                                                              int32_t *count)
-{
+                                                              int32_t *count) {
   *count = optimizer->state_count;
   return optimizer->states;
 }
 
 /* Brings a job's master and states to the staging area (back 0) or back to where they live. */
 MFSDP_API mfsdp_status mfsdp__optimizer_transfer(mfsdp_optimizer *optimizer, mfsdp_queue *queue,
-                                                 const mfsdp__optimizer_job *job, int back)
-{
+                                                 const mfsdp__optimizer_job *job, int back) {
   const mfsdp_backend *b = optimizer->backend;
   const size_t nbytes = (size_t)job->total_count * sizeof(float);
   int64_t padded = 0;
@@ -569,18 +557,18 @@ MFSDP_API mfsdp_status mfsdp__optimizer_transfer(mfsdp_optimizer *optimizer, mfs
 MFSDP_API mfsdp_status mfsdp__optimizer_run_job(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                                 mfsdp_queue *queue, const mfsdp__optimizer_job *job,
                                                 const mfsdp_step_scalars *scalars,
-                                                const uint32_t *present)
-{
+                                                const uint32_t *present) {
   const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
   const mfsdp_fused_item *item = (const mfsdp_fused_item *)optimizer->items.data + job->first_item;
   unsigned char *workspace = (unsigned char *)optimizer->workspace.data;
   if (group->algorithm == MFSDP_ALGORITHM_ADAMW)
-    return mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw, item, job->item_count,
-                              job->max_count, job->total_count, group->clipped,
+    return mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw, item,
+                              job->item_count, job->max_count, job->total_count, group->clipped,
                               scalars + job->hyper_group, present);
   return mfsdp_muon_step(context, optimizer->backend, queue, &group->muon, job->rows, job->cols,
-                         (float *)(void *)workspace, item, group->clipped, scalars + job->hyper_group,
-                         present, workspace + optimizer->direction_nbytes,
+                         (float *)(void *)workspace, item, group->clipped,
+                         scalars + job->hyper_group, present,
+                         workspace + optimizer->direction_nbytes,
                          optimizer->workspace.nbytes - optimizer->direction_nbytes);
 }
 
@@ -591,8 +579,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_run_job(mfsdp_context *context, mfsdp_op
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,
-                                            const uint32_t *present)
-{
+                                            const uint32_t *present) {
   int32_t j;
   if (scalars == NULL && optimizer->job_count > 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: scalars is NULL, needs %d of them",

@@ -48,8 +48,7 @@ typedef struct mfsdp_batch {
 } mfsdp_batch;
 
 /* No transfers, no traffic class (it must be set), check word off. */
-MFSDP_API mfsdp_batch mfsdp_batch_default(void)
-{
+MFSDP_API mfsdp_batch mfsdp_batch_default(void) {
   mfsdp_batch batch;
   memset(&batch, 0, sizeof(batch));
   batch.struct_nbytes = sizeof(batch);
@@ -124,8 +123,7 @@ typedef struct mfsdp_control {
 
 /* E_ARGUMENT unless the transport is complete and its rank and world make sense. */
 MFSDP_API mfsdp_status mfsdp_transport_check(mfsdp_context *context,
-                                             const mfsdp_transport *transport)
-{
+                                             const mfsdp_transport *transport) {
   const mfsdp_transport_ops *ops;
   if (transport == NULL || transport->ops == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "transport: NULL, or without operations");
@@ -145,14 +143,14 @@ MFSDP_API mfsdp_status mfsdp_transport_check(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "transport: rank is %d, needs 0 to %d",
                       (int)transport->rank, (int)transport->world - 1);
   if (transport->deadline_us <= 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "transport: deadline_us is %lld, needs to be positive",
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "transport: deadline_us is %lld, needs to be positive",
                       (long long)transport->deadline_us);
   return mfsdp_backend_check(context, transport->backend);
 }
 
 /* E_ARGUMENT unless the control plane is complete and its rank and world make sense. */
-MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_control *control)
-{
+MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_control *control) {
   if (control == NULL || control->ops == NULL || !MFSDP_HAS(control->ops, allgather) ||
       !MFSDP_HAS(control->ops, probe) || !MFSDP_HAS(control->ops, now_us))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: needs allgather, probe and now_us");
@@ -160,8 +158,9 @@ MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_c
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: struct_nbytes is %zu, needs %zu",
                       control->struct_nbytes, sizeof(*control));
   if (control->world < 1 || control->rank < 0 || control->rank >= control->world)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control: rank is %d of world %d, needs 0 to world - 1",
-                      (int)control->rank, (int)control->world);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "control: rank is %d of world %d, needs 0 to world - 1", (int)control->rank,
+                      (int)control->world);
   return MFSDP_OK;
 }
 
@@ -171,8 +170,7 @@ MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_c
  */
 MFSDP_API mfsdp_status mfsdp_transport_submit(mfsdp_context *context,
                                               const mfsdp_transport *transport, mfsdp_queue *queue,
-                                              const mfsdp_batch *batch)
-{
+                                              const mfsdp_batch *batch) {
   int32_t i;
   for (i = 0; i < batch->xfer_count; ++i) {
     const mfsdp_xfer *x = &batch->xfers[i];

@@ -20,8 +20,7 @@
 typedef enum mfsdp_dtype { MFSDP_F32 = 1, MFSDP_F64, MFSDP_BF16, MFSDP_F16 } mfsdp_dtype;
 
 /* Bytes of one element; 0 for an invalid dtype. */
-MFSDP_API size_t mfsdp_dtype_nbytes(mfsdp_dtype dtype)
-{
+MFSDP_API size_t mfsdp_dtype_nbytes(mfsdp_dtype dtype) {
   switch (dtype) {
   case MFSDP_F32: return 4;
   case MFSDP_F64: return 8;
@@ -32,8 +31,7 @@ MFSDP_API size_t mfsdp_dtype_nbytes(mfsdp_dtype dtype)
 }
 
 /* The dtype in lower case, as "bf16"; "invalid" for none; never NULL. */
-MFSDP_API const char *mfsdp_dtype_name(mfsdp_dtype dtype)
-{
+MFSDP_API const char *mfsdp_dtype_name(mfsdp_dtype dtype) {
   switch (dtype) {
   case MFSDP_F32: return "f32";
   case MFSDP_F64: return "f64";
@@ -58,8 +56,7 @@ typedef enum mfsdp_role {
 } mfsdp_role;
 
 /* The role in lower case; "invalid" for none; never NULL. */
-MFSDP_API const char *mfsdp_role_name(mfsdp_role role)
-{
+MFSDP_API const char *mfsdp_role_name(mfsdp_role role) {
   switch (role) {
   case MFSDP_ROLE_MATRIX: return "matrix";
   case MFSDP_ROLE_ELEMENTWISE: return "elementwise";
@@ -79,8 +76,7 @@ typedef enum mfsdp_traffic {
 #define MFSDP_TRAFFIC_CLASS_COUNT 6 /* class 0 stays empty, so that a class is an index */
 
 /* The class in lower case; "invalid" for none; never NULL. */
-MFSDP_API const char *mfsdp_traffic_name(mfsdp_traffic traffic)
-{
+MFSDP_API const char *mfsdp_traffic_name(mfsdp_traffic traffic) {
   switch (traffic) {
   case MFSDP_TRAFFIC_MATERIALIZE: return "materialize";
   case MFSDP_TRAFFIC_REDUCE: return "reduce";
@@ -101,32 +97,27 @@ MFSDP_API const char *mfsdp_traffic_name(mfsdp_traffic traffic)
 /* ---- checked size arithmetic: 1 on success, 0 on overflow (then *out is not to be used) ---- */
 
 /* *out = a + b. */
-MFSDP_API int mfsdp_size_add(size_t a, size_t b, size_t *out)
-{
+MFSDP_API int mfsdp_size_add(size_t a, size_t b, size_t *out) {
   return !__builtin_add_overflow(a, b, out);
 }
 
 /* *out = a * b. */
-MFSDP_API int mfsdp_size_mul(size_t a, size_t b, size_t *out)
-{
+MFSDP_API int mfsdp_size_mul(size_t a, size_t b, size_t *out) {
   return !__builtin_mul_overflow(a, b, out);
 }
 
 /* *out = a + b. */
-MFSDP_API int mfsdp_i64_add(int64_t a, int64_t b, int64_t *out)
-{
+MFSDP_API int mfsdp_i64_add(int64_t a, int64_t b, int64_t *out) {
   return !__builtin_add_overflow(a, b, out);
 }
 
 /* *out = a * b. */
-MFSDP_API int mfsdp_i64_mul(int64_t a, int64_t b, int64_t *out)
-{
+MFSDP_API int mfsdp_i64_mul(int64_t a, int64_t b, int64_t *out) {
   return !__builtin_mul_overflow(a, b, out);
 }
 
 /* Smallest multiple of MFSDP_ALIGN_ELEMENTS that is >= count; count >= 0. 0 on overflow. */
-MFSDP_API int mfsdp_i64_align(int64_t count, int64_t *out)
-{
+MFSDP_API int mfsdp_i64_align(int64_t count, int64_t *out) {
   int64_t padded;
   if (!mfsdp_i64_add(count, MFSDP_ALIGN_ELEMENTS - 1, &padded)) return 0;
   *out = padded - padded % MFSDP_ALIGN_ELEMENTS;
@@ -134,8 +125,7 @@ MFSDP_API int mfsdp_i64_align(int64_t count, int64_t *out)
 }
 
 /* count elements of `dtype` in bytes; 0 on overflow, a negative count or an invalid dtype. */
-MFSDP_API int mfsdp_elements_nbytes(int64_t count, mfsdp_dtype dtype, size_t *out)
-{
+MFSDP_API int mfsdp_elements_nbytes(int64_t count, mfsdp_dtype dtype, size_t *out) {
   const size_t element_nbytes = mfsdp_dtype_nbytes(dtype);
   if (count < 0 || element_nbytes == 0 || (uint64_t)count > SIZE_MAX) return 0;
   return mfsdp_size_mul((size_t)count, element_nbytes, out);
@@ -146,17 +136,16 @@ MFSDP_API int mfsdp_elements_nbytes(int64_t count, mfsdp_dtype dtype, size_t *ou
 #define MFSDP_HASH_SEED UINT64_C(14695981039346656037)
 
 /* `hash` goes on over nbytes bytes of data (NULL if 0); start with MFSDP_HASH_SEED. */
-MFSDP_API uint64_t mfsdp_hash_bytes(uint64_t hash, const void *data, size_t nbytes)
-{
+MFSDP_API uint64_t mfsdp_hash_bytes(uint64_t hash, const void *data, size_t nbytes) {
   const unsigned char *bytes = (const unsigned char *)data;
   size_t i;
-  for (i = 0; i < nbytes; ++i) hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+  for (i = 0; i < nbytes; ++i)
+    hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
   return hash;
 }
 
 /* The same over the eight bytes of an integer, low byte first. */
-MFSDP_API uint64_t mfsdp_hash_u64(uint64_t hash, uint64_t value)
-{
+MFSDP_API uint64_t mfsdp_hash_u64(uint64_t hash, uint64_t value) {
   int shift;
   for (shift = 0; shift < 64; shift += 8)
     hash = (hash ^ ((value >> shift) & 0xffu)) * UINT64_C(1099511628211);
@@ -171,18 +160,17 @@ MFSDP_API uint64_t mfsdp_hash_u64(uint64_t hash, uint64_t value)
  * forces the host to wait for the device.
  */
 typedef struct mfsdp_step_scalars {
-  double lr;             /* step size of this step, schedule included */
+  double lr; /* step size of this step, schedule included */
   double weight_decay;
-  double grad_scale;     /* the gradient is accumulator * grad_scale (mean over samples, loss scale) */
-  double clip_scale;     /* at most 1; multiplies the gradient of clipped parameters */
+  double grad_scale; /* the gradient is accumulator * grad_scale (mean over samples, loss scale) */
+  double clip_scale; /* at most 1; multiplies the gradient of clipped parameters */
   int64_t applied_steps; /* t of the bias corrections, this step included; skips do not count */
   uint32_t skip;         /* 1: touch no state and no parameter */
   uint32_t stop;         /* 1: some rank asked to stop; every rank sees the same value */
 } mfsdp_step_scalars;
 
 /* lr and decay given, unscaled and unclipped gradients, first step, nothing skipped. */
-MFSDP_API mfsdp_step_scalars mfsdp_step_scalars_default(double lr, double weight_decay)
-{
+MFSDP_API mfsdp_step_scalars mfsdp_step_scalars_default(double lr, double weight_decay) {
   mfsdp_step_scalars scalars;
   memset(&scalars, 0, sizeof(scalars));
   scalars.lr = lr;

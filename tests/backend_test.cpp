@@ -57,7 +57,8 @@ TEST(Backend, CheckNamesTheRequiredEntryThatIsMissing) {
   backend = *rig.backend;
   backend.struct_nbytes = 0;
   EXPECT_EQ(mfsdp_backend_check(&rig.context, &backend), MFSDP_E_ARGUMENT);
-  EXPECT_NE(std::string(rig.message()).find("backend: struct_nbytes is 0, needs"), std::string::npos);
+  EXPECT_NE(std::string(rig.message()).find("backend: struct_nbytes is 0, needs"),
+            std::string::npos);
   EXPECT_EQ(mfsdp_backend_check(&rig.context, rig.backend), MFSDP_OK);
 }
 

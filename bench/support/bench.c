@@ -17,8 +17,7 @@
 #define MFSDP_BENCH_BUILD "unknown flags"
 #endif
 
-int bench_parse(int argc, char **argv, const char *about, bench_options *options)
-{
+int bench_parse(int argc, char **argv, const char *about, bench_options *options) {
   int i;
   memset(options, 0, sizeof(*options));
   for (i = 1; i < argc; ++i) {
@@ -39,16 +38,16 @@ int bench_parse(int argc, char **argv, const char *about, bench_options *options
   return 0;
 }
 
-double bench_now(void) { return (double)mfsdp_clock_us() * 1e-6; }
+double bench_now(void) {
+  return (double)mfsdp_clock_us() * 1e-6;
+}
 
-static int compare_doubles(const void *a, const void *b)
-{
+static int compare_doubles(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
 }
 
-bench_stats bench_summarize(double *values, int count)
-{
+bench_stats bench_summarize(double *values, int count) {
   bench_stats stats;
   qsort(values, (size_t)count, sizeof(*values), compare_doubles);
   stats.min = values[0];
@@ -57,8 +56,7 @@ bench_stats bench_summarize(double *values, int count)
   return stats;
 }
 
-bench_row bench_row_default(void)
-{
+bench_row bench_row_default(void) {
   bench_row row;
   memset(&row, 0, sizeof(row));
   row.ratio_to_peer = row.ratio_to_limit = (double)NAN;
@@ -66,8 +64,7 @@ bench_row bench_row_default(void)
   return row;
 }
 
-static void print_cpu(void)
-{
+static void print_cpu(void) {
   char line[512], *colon;
   FILE *file = fopen("/proc/cpuinfo", "r");
   while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
@@ -79,8 +76,7 @@ static void print_cpu(void)
   if (file != NULL) fclose(file);
 }
 
-int bench_open(bench_report *report, const char *bench, const bench_options *options)
-{
+int bench_open(bench_report *report, const char *bench, const bench_options *options) {
   const time_t now = time(NULL);
   struct tm utc;
   char date[32] = "?";
@@ -97,39 +93,36 @@ int bench_open(bench_report *report, const char *bench, const bench_options *opt
     fprintf(report->json, "[");
   }
   printf("bench:    %s%s\ndate:     %s\ncompiler: %s\nbuild:    %s\nmath:     %s\n", bench,
-         options->quick ? " --quick" : "", date, __VERSION__, MFSDP_BENCH_BUILD, bench_math()->name);
+         options->quick ? " --quick" : "", date, __VERSION__, MFSDP_BENCH_BUILD,
+         bench_math()->name);
   print_cpu();
   printf("\n%-34s %-20s %12s %-8s %8s %-22s %8s %-16s %6s\n", "case", "metric", "value", "unit",
          "x peer", "peer", "x limit", "limit", "wrong");
   return 0;
 }
 
-static void print_ratio(double ratio)
-{
+static void print_ratio(double ratio) {
   if (isnan(ratio))
     printf(" %8s", "-");
   else
     printf(" %8.3f", ratio);
 }
 
-static void json_text(FILE *file, const char *key, const char *text)
-{
+static void json_text(FILE *file, const char *key, const char *text) {
   if (text == NULL)
     fprintf(file, "\"%s\":null,", key);
   else
     fprintf(file, "\"%s\":\"%s\",", key, text); /* our own literals: nothing to escape */
 }
 
-static void json_number(FILE *file, const char *key, double value)
-{
+static void json_number(FILE *file, const char *key, double value) {
   if (isnan(value) || isinf(value))
     fprintf(file, "\"%s\":null,", key);
   else
     fprintf(file, "\"%s\":%.9g,", key, value);
 }
 
-void bench_add(bench_report *report, const bench_row *row)
-{
+void bench_add(bench_report *report, const bench_row *row) {
   printf("%-34s %-20s %12.5g %-8s", row->name, row->metric, row->value, row->unit);
   print_ratio(row->ratio_to_peer);
   printf(" %-22s", row->peer ? row->peer : "-");
@@ -157,8 +150,7 @@ void bench_add(bench_report *report, const bench_row *row)
     fprintf(report->json, "\"wrong\":%lld}", (long long)row->wrong);
 }
 
-int bench_close(bench_report *report)
-{
+int bench_close(bench_report *report) {
   int failed;
   if (report->json == NULL) return 0;
   fprintf(report->json, "\n]\n");
@@ -169,8 +161,7 @@ int bench_close(bench_report *report)
   return failed;
 }
 
-double bench_copy_rate(void)
-{
+double bench_copy_rate(void) {
   const size_t nbytes = (size_t)64 << 20;
   unsigned char *a = (unsigned char *)malloc(nbytes), *b = (unsigned char *)malloc(nbytes);
   double best = 0.0;
@@ -191,8 +182,7 @@ double bench_copy_rate(void)
   return best;
 }
 
-double bench_sgemm_rate(const mfsdp_host_math *math, int64_t n)
-{
+double bench_sgemm_rate(const mfsdp_host_math *math, int64_t n) {
   const size_t count = (size_t)(n * n);
   float *a = (float *)malloc(count * sizeof(float)), *b = (float *)malloc(count * sizeof(float));
   float *c = (float *)malloc(count * sizeof(float));
@@ -219,8 +209,7 @@ double bench_sgemm_rate(const mfsdp_host_math *math, int64_t n)
   return best;
 }
 
-const mfsdp_host_math *bench_math(void)
-{
+const mfsdp_host_math *bench_math(void) {
 #if MFSDP_EXAMPLE_CBLAS
   return mfsdp_host_math_cblas();
 #else

@@ -5,15 +5,14 @@
 
 #include <stdlib.h>
 
-void bench_need(const gpt_rank *rank, mfsdp_status status)
-{
+void bench_need(const gpt_rank *rank, mfsdp_status status) {
   if (status == MFSDP_OK) return;
-  fprintf(stderr, "bench: rank %d: %s\n", (int)rank->index, mfsdp_context_error(&rank->context)->message);
+  fprintf(stderr, "bench: rank %d: %s\n", (int)rank->index,
+          mfsdp_context_error(&rank->context)->message);
   exit(1);
 }
 
-static void *zeroed(int64_t count, size_t element_nbytes)
-{
+static void *zeroed(int64_t count, size_t element_nbytes) {
   void *memory = calloc(count > 0 ? (size_t)count : 1, element_nbytes);
   if (memory != NULL) return memory;
   fprintf(stderr, "bench: out of memory\n");
@@ -23,19 +22,18 @@ static void *zeroed(int64_t count, size_t element_nbytes)
 /* ---- the job ---- */
 
 /* Text-like bytes: what they say does not matter for the time. */
-static void make_data(gpt_data *data, const bench_shape *shape)
-{
+static void make_data(gpt_data *data, const bench_shape *shape) {
   int64_t i;
   data->count = 1 << 20;
   data->train_count = data->count / 10 * 9;
   data->context = shape->context;
   data->batch = shape->batch;
   data->bytes = (uint8_t *)zeroed(data->count, 1);
-  for (i = 0; i < data->count; ++i) data->bytes[i] = (uint8_t)(97 + mfsdp_random_below(1, 2, (uint64_t)i, 26));
+  for (i = 0; i < data->count; ++i)
+    data->bytes[i] = (uint8_t)(97 + mfsdp_random_below(1, 2, (uint64_t)i, 26));
 }
 
-void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks)
-{
+void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks) {
   gpt_error error;
   memset(job, 0, sizeof(*job));
   job->options.ranks = ranks;
@@ -61,16 +59,14 @@ void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks)
   make_data(&job->data, shape);
 }
 
-void bench_job_destroy(gpt_job *job)
-{
+void bench_job_destroy(gpt_job *job) {
   gpt_param_table_destroy(&job->table);
   free(job->data.bytes);
 }
 
 /* ---- the model without the runtime ---- */
 
-static void make_layout(bench_replica *p, int in_place)
-{
+static void make_layout(bench_replica *p, int in_place) {
   const int32_t units = mfsdp_plan_unit_count(p->plan);
   int32_t u;
   p->unit_first = (int64_t *)zeroed(units, sizeof(int64_t));
@@ -87,8 +83,7 @@ static void make_layout(bench_replica *p, int in_place)
 }
 
 /* The same list of matrices and element runs that owners get, but all of it. */
-static void make_optimizer(gpt_rank *rank, bench_replica *p)
-{
+static void make_optimizer(gpt_rank *rank, bench_replica *p) {
   const mfsdp_backend *backend = mfsdp_host_backend_get(rank->host);
   mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
   mfsdp_hyper_group groups[GPT_GROUP_COUNT];
@@ -116,13 +111,13 @@ static void make_optimizer(gpt_rank *rank, bench_replica *p)
   }
   desc.groups = groups;
   desc.group_count = GPT_GROUP_COUNT;
-  bench_need(rank, mfsdp_optimizer_create(&rank->context, backend, &desc, tensors, count, &p->optimizer));
+  bench_need(rank,
+             mfsdp_optimizer_create(&rank->context, backend, &desc, tensors, count, &p->optimizer));
   bench_need(rank, backend->ops->queue_create(backend->self, &rank->context, "replica", &p->queue));
   free(tensors);
 }
 
-void bench_replica_create(gpt_rank *rank, bench_replica *p, int in_place)
-{
+void bench_replica_create(gpt_rank *rank, bench_replica *p, int in_place) {
   const gpt_job *job = rank->job;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   int32_t i;
@@ -135,13 +130,13 @@ void bench_replica_create(gpt_rank *rank, bench_replica *p, int in_place)
   make_optimizer(rank, p);
   for (i = 0; i < desc.param_count; ++i)
     if (mfsdp_plan_param_owner(p->plan, i) == i)
-      gpt_init_value(&job->config, (uint64_t)job->options.seed, i, 0, mfsdp_plan_param_numel(p->plan, i),
+      gpt_init_value(&job->config, (uint64_t)job->options.seed, i, 0,
+                     mfsdp_plan_param_numel(p->plan, i),
                      p->params + p->unit_first[mfsdp_plan_param(p->plan, i)->unit] +
-                       mfsdp_plan_param_offset(p->plan, i, MFSDP_LAYOUT_GATHER));
+                         mfsdp_plan_param_offset(p->plan, i, MFSDP_LAYOUT_GATHER));
 }
 
-void bench_replica_destroy(gpt_rank *rank, bench_replica *p)
-{
+void bench_replica_destroy(gpt_rank *rank, bench_replica *p) {
   const mfsdp_backend *backend = mfsdp_host_backend_get(rank->host);
   backend->ops->queue_destroy(backend->self, &rank->context, p->queue);
   mfsdp_optimizer_destroy(&rank->context, p->optimizer);
@@ -153,23 +148,21 @@ void bench_replica_destroy(gpt_rank *rank, bench_replica *p)
   free(p->grads);
 }
 
-void bench_replica_point(gpt_rank *rank, const bench_replica *p, int32_t unit)
-{
+void bench_replica_point(gpt_rank *rank, const bench_replica *p, int32_t unit) {
   const int32_t first = gpt_unit_first_param(&rank->job->config, unit);
   const int32_t count = gpt_unit_param_count(&rank->job->config, unit);
   int32_t i;
   for (i = 0; i < count; ++i) {
     const int32_t owner = mfsdp_plan_param_owner(p->plan, first + i);
     const int32_t owner_unit = mfsdp_plan_param(p->plan, owner)->unit;
-    rank->params[i] =
-      p->params + p->unit_first[owner_unit] + mfsdp_plan_param_offset(p->plan, owner, MFSDP_LAYOUT_GATHER);
+    rank->params[i] = p->params + p->unit_first[owner_unit] +
+                      mfsdp_plan_param_offset(p->plan, owner, MFSDP_LAYOUT_GATHER);
     rank->grads[i] = p->grads + p->grad_unit_first[owner_unit] +
                      mfsdp_plan_param_offset(p->plan, owner, MFSDP_LAYOUT_REDUCE);
   }
 }
 
-void bench_replica_gradients(gpt_rank *rank, bench_replica *p)
-{
+void bench_replica_gradients(gpt_rank *rank, bench_replica *p) {
   gpt_model *model = &rank->model;
   int32_t u;
   for (u = 0; u < model->unit_count; ++u) {
@@ -183,15 +176,14 @@ void bench_replica_gradients(gpt_rank *rank, bench_replica *p)
   }
 }
 
-void bench_replica_update(gpt_rank *rank, bench_replica *p)
-{
+void bench_replica_update(gpt_rank *rank, bench_replica *p) {
   int32_t i;
-  for (i = 0; i < GPT_GROUP_COUNT; ++i) ++p->scalars[i].applied_steps;
+  for (i = 0; i < GPT_GROUP_COUNT; ++i)
+    ++p->scalars[i].applied_steps;
   bench_need(rank, mfsdp_optimizer_step(&rank->context, p->optimizer, p->queue, p->scalars, NULL));
 }
 
-int64_t bench_replica_wrong(gpt_rank *rank, const bench_replica *p)
-{
+int64_t bench_replica_wrong(gpt_rank *rank, const bench_replica *p) {
   const int32_t count = mfsdp_plan_param_count(p->plan);
   int64_t wrong = 0, k;
   int32_t i;
@@ -204,7 +196,8 @@ int64_t bench_replica_wrong(gpt_rank *rank, const bench_replica *p)
     bench_need(rank, mfsdp_param_export(rank->runtime, i, 0, rank->index == 0 ? ours : NULL));
     theirs = p->params + p->unit_first[mfsdp_plan_param(p->plan, i)->unit] +
              mfsdp_plan_param_offset(p->plan, i, MFSDP_LAYOUT_GATHER);
-    for (k = 0; k < numel && rank->index == 0; ++k) wrong += memcmp(&ours[k], &theirs[k], sizeof(float)) != 0;
+    for (k = 0; k < numel && rank->index == 0; ++k)
+      wrong += memcmp(&ours[k], &theirs[k], sizeof(float)) != 0;
     free(ours);
   }
   return wrong;

@@ -6,14 +6,13 @@
 
 enum { MAX_STEPS = 128 };
 
-int64_t bench_resident_nbytes(const gpt_rank *rank)
-{
+int64_t bench_resident_nbytes(const gpt_rank *rank) {
   const size_t *current = rank->context.current_nbytes;
-  return (int64_t)(current[MFSDP_MEMORY_SHARD] + current[MFSDP_MEMORY_STATE] + current[MFSDP_MEMORY_GRAD]);
+  return (int64_t)(current[MFSDP_MEMORY_SHARD] + current[MFSDP_MEMORY_STATE] +
+                   current[MFSDP_MEMORY_GRAD]);
 }
 
-int64_t bench_resident_bound(const gpt_rank *rank)
-{
+int64_t bench_resident_bound(const gpt_rank *rank) {
   const int32_t world = mfsdp_plan_world(rank->plan);
   int64_t sum = 0, largest = 0, share;
   int32_t count = 0, i;
@@ -21,7 +20,8 @@ int64_t bench_resident_bound(const gpt_rank *rank)
   for (i = 0; i < count; ++i) {
     const mfsdp_param *param = mfsdp_plan_param(rank->plan, pieces[i].param);
     const mfsdp_hyper_group hyper = gpt_hyper_group(&rank->job->options, param->hyper_group);
-    const int64_t state = hyper.algorithm == MFSDP_ALGORITHM_MUON ? 4 : 8; /* one fp32 array, or two */
+    const int64_t state =
+        hyper.algorithm == MFSDP_ALGORITHM_MUON ? 4 : 8; /* one fp32 array, or two */
     const int64_t nbytes = pieces[i].count * (mfsdp_param_resident_nbytes(param) + state);
     sum += nbytes;
     if (pieces[i].matrix >= 0 && nbytes > largest) largest = nbytes;
@@ -36,8 +36,7 @@ typedef struct spent {
   double wall, cpu;
 } spent;
 
-static spent read_clocks(void)
-{
+static spent read_clocks(void) {
   struct timespec cpu = {0, 0};
   spent now;
   (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
@@ -46,39 +45,37 @@ static spent read_clocks(void)
   return now;
 }
 
-static spent since(spent start)
-{
+static spent since(spent start) {
   spent now = read_clocks();
   now.wall -= start.wall;
   now.cpu -= start.cpu;
   return now;
 }
 
-static spent our_step(gpt_rank *rank)
-{
+static spent our_step(gpt_rank *rank) {
   mfsdp_verdict verdict = mfsdp_verdict_default();
   mfsdp_step_desc desc = mfsdp_step_desc_default();
   const spent start = read_clocks();
   int32_t u;
   bench_need(rank, mfsdp_step_begin(rank->runtime, &desc));
-  for (u = 0; u < rank->model.unit_count; ++u) bench_need(rank, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
+  for (u = 0; u < rank->model.unit_count; ++u)
+    bench_need(rank, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
   bench_need(rank, mfsdp_step_value(rank->runtime, rank->model.loss));
-  for (u = rank->model.unit_count; u-- > 0;) bench_need(rank, gpt_rank_backward(rank, u));
+  for (u = rank->model.unit_count; u-- > 0;)
+    bench_need(rank, gpt_rank_backward(rank, u));
   bench_need(rank, mfsdp_step_end(rank->runtime, 0));
   bench_need(rank, mfsdp_step_verdict(rank->runtime, &verdict));
   return since(start);
 }
 
-static spent peer_step(gpt_rank *rank, bench_replica *replica)
-{
+static spent peer_step(gpt_rank *rank, bench_replica *replica) {
   const spent start = read_clocks();
   bench_replica_gradients(rank, replica);
   bench_replica_update(rank, replica);
   return since(start);
 }
 
-static void run_case(bench_report *report, const bench_shape *shape, int steps)
-{
+static void run_case(bench_report *report, const bench_shape *shape, int steps) {
   mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_threads_world_desc desc;
   mfsdp_context context;
@@ -98,7 +95,8 @@ static void run_case(bench_report *report, const bench_shape *shape, int steps)
   bench_replica_create(&rank, &replica, 1);
   for (i = -2; i < steps; ++i) {
     spent taken[2];
-    gpt_data_batch(&job.data, (uint64_t)job.options.seed, i + 2, rank.model.inputs, rank.model.targets);
+    gpt_data_batch(&job.data, (uint64_t)job.options.seed, i + 2, rank.model.inputs,
+                   rank.model.targets);
     /* Each first in turn: what the second finds in the caches does not favour one. */
     taken[i & 1] = i & 1 ? our_step(&rank) : peer_step(&rank, &replica);
     taken[!(i & 1)] = i & 1 ? peer_step(&rank, &replica) : our_step(&rank);
@@ -128,16 +126,17 @@ static void run_case(bench_report *report, const bench_shape *shape, int steps)
   row.value = oc.median * 1e3;
   row.ratio_to_peer = pc.median / oc.median;
   bench_add(report, &row);
-  printf("    ours min %.2f median %.2f p99 %.2f ms, peer min %.2f median %.2f p99 %.2f ms; cpu: ours min %.2f "
+  printf("    ours min %.2f median %.2f p99 %.2f ms, peer min %.2f median %.2f p99 %.2f ms; cpu: "
+         "ours min %.2f "
          "median %.2f, peer min %.2f median %.2f ms\n"
          "    overhead %.2f%% (median), %.2f%% (min); cpu %.2f%% (median), %.2f%% (min)\n",
-         o.min * 1e3, o.median * 1e3, o.p99 * 1e3, p.min * 1e3, p.median * 1e3, p.p99 * 1e3, oc.min * 1e3,
-         oc.median * 1e3, pc.min * 1e3, pc.median * 1e3, 100.0 * (o.median / p.median - 1.0),
-         100.0 * (o.min / p.min - 1.0), 100.0 * (oc.median / pc.median - 1.0), 100.0 * (oc.min / pc.min - 1.0));
+         o.min * 1e3, o.median * 1e3, o.p99 * 1e3, p.min * 1e3, p.median * 1e3, p.p99 * 1e3,
+         oc.min * 1e3, oc.median * 1e3, pc.min * 1e3, pc.median * 1e3,
+         100.0 * (o.median / p.median - 1.0), 100.0 * (o.min / p.min - 1.0),
+         100.0 * (oc.median / pc.median - 1.0), 100.0 * (oc.min / pc.min - 1.0));
 }
 
-void bench_overhead(bench_report *report, int quick)
-{
+void bench_overhead(bench_report *report, int quick) {
   static const bench_shape shapes[] = {{"gpt d=256 L=4 T=128 B=4, 1 rank", 256, 4, 128, 4},
                                        {"gpt d=256 L=4 T=128 B=16, 1 rank", 256, 4, 128, 16}};
   size_t i;

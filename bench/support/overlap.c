@@ -17,9 +17,12 @@ typedef struct mode {
 } mode;
 
 static const mode modes[MODE_COUNT] = {
-  {"in place, no links", NULL, NULL, 0, 0},   {"in place", "exposed, in place", "share hidden, none", 1, 0},
-  {"prefetch 1, no links", NULL, NULL, 0, 1}, {"prefetch 1", "exposed, prefetch 1", "share hidden, 1", 1, 1},
-  {"prefetch 2, no links", NULL, NULL, 0, 2}, {"prefetch 2", "exposed, prefetch 2", "share hidden, 2", 1, 2}};
+    {"in place, no links", NULL, NULL, 0, 0},
+    {"in place", "exposed, in place", "share hidden, none", 1, 0},
+    {"prefetch 1, no links", NULL, NULL, 0, 1},
+    {"prefetch 1", "exposed, prefetch 1", "share hidden, 1", 1, 1},
+    {"prefetch 2, no links", NULL, NULL, 0, 2},
+    {"prefetch 2", "exposed, prefetch 2", "share hidden, 2", 1, 2}};
 
 typedef struct link_speed {
   int64_t latency_us;
@@ -33,9 +36,9 @@ typedef struct lane {
   gpt_rank rank;
   run *all;
   int32_t mode;
-  double phase_begin;     /* of the host's forward and backward: its own thread */
-  double step_end;        /* written by the thread of the compute queue, read after `ended` */
-  int32_t ended;          /* atomic: optimizers that have ended */
+  double phase_begin; /* of the host's forward and backward: its own thread */
+  double step_end;    /* written by the thread of the compute queue, read after `ended` */
+  int32_t ended;      /* atomic: optimizers that have ended */
 } lane;
 
 struct run {
@@ -44,9 +47,9 @@ struct run {
   int32_t ranks;
   pthread_barrier_t barrier;
   lane lanes[MAX_RANKS][MODE_COUNT];
-  double step_s[MODE_COUNT][MAX_STEPS];           /* of the slowest rank */
-  double rank_s[MAX_RANKS];                       /* of the step at hand */
-  double compute_s[2 * MAX_UNITS][MAX_RANKS];     /* mode OFF: forward of unit u, then U + u backward */
+  double step_s[MODE_COUNT][MAX_STEPS];       /* of the slowest rank */
+  double rank_s[MAX_RANKS];                   /* of the step at hand */
+  double compute_s[2 * MAX_UNITS][MAX_RANKS]; /* mode OFF: forward of unit u, then U + u backward */
   uint64_t hash[MODE_COUNT];
 };
 
@@ -58,8 +61,7 @@ typedef struct worker {
 
 /* ---- one step ---- */
 
-static void trace(void *user, int begin, const char *lane_name, const char *label)
-{
+static void trace(void *user, int begin, const char *lane_name, const char *label) {
   lane *l = (lane *)user;
   const int32_t backward = strncmp(label, "backward unit ", 14) == 0;
   (void)lane_name;
@@ -75,12 +77,12 @@ static void trace(void *user, int begin, const char *lane_name, const char *labe
     l->phase_begin = bench_now();
   } else {
     const int unit = atoi(label + (backward ? 14 : 13));
-    l->all->compute_s[backward * l->all->units + unit][l->rank.index] += bench_now() - l->phase_begin;
+    l->all->compute_s[backward * l->all->units + unit][l->rank.index] +=
+        bench_now() - l->phase_begin;
   }
 }
 
-static void take_step(run *all, int32_t index, int32_t m, int64_t step, int slot)
-{
+static void take_step(run *all, int32_t index, int32_t m, int64_t step, int slot) {
   lane *l = &all->lanes[index][m];
   gpt_rank *rank = &l->rank;
   mfsdp_step_desc desc = mfsdp_step_desc_default();
@@ -94,11 +96,14 @@ static void take_step(run *all, int32_t index, int32_t m, int64_t step, int slot
   (void)pthread_barrier_wait(&all->barrier);
   start = bench_now();
   bench_need(rank, mfsdp_step_begin(rank->runtime, &desc));
-  for (u = 0; u < all->units; ++u) bench_need(rank, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
-  for (u = all->units; u-- > 0;) bench_need(rank, gpt_rank_backward(rank, u));
+  for (u = 0; u < all->units; ++u)
+    bench_need(rank, gpt_rank_forward(rank, u, MFSDP_USE_FORWARD));
+  for (u = all->units; u-- > 0;)
+    bench_need(rank, gpt_rank_backward(rank, u));
   bench_need(rank, mfsdp_step_end(rank->runtime, 0));
   bench_need(rank, mfsdp_step_verdict(rank->runtime, &verdict));
-  while (__atomic_load_n(&l->ended, __ATOMIC_ACQUIRE) == ended) mfsdp_clock_sleep_until(mfsdp_clock_us() + 100);
+  while (__atomic_load_n(&l->ended, __ATOMIC_ACQUIRE) == ended)
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + 100);
   all->rank_s[index] = l->step_end - start;
   (void)pthread_barrier_wait(&all->barrier);
   if (index != 0 || slot < 0) return;
@@ -107,8 +112,7 @@ static void take_step(run *all, int32_t index, int32_t m, int64_t step, int slot
     if (all->rank_s[r] > all->step_s[m][slot]) all->step_s[m][slot] = all->rank_s[r];
 }
 
-static void run_worker(void *argument)
-{
+static void run_worker(void *argument) {
   worker *w = (worker *)argument;
   run *all = w->all;
   int32_t m, i;
@@ -122,8 +126,10 @@ static void run_worker(void *argument)
   }
   for (i = 0; i < all->warmup + all->steps; ++i) {
     if (i == all->warmup)
-      for (m = 0; m < 2 * MAX_UNITS; ++m) all->compute_s[m][w->index] = 0.0;
-    for (m = 0; m < all->mode_count; ++m) take_step(all, w->index, m, i, i - all->warmup);
+      for (m = 0; m < 2 * MAX_UNITS; ++m)
+        all->compute_s[m][w->index] = 0.0;
+    for (m = 0; m < all->mode_count; ++m)
+      take_step(all, w->index, m, i, i - all->warmup);
   }
   for (m = 0; m < all->mode_count; ++m) {
     lane *l = &all->lanes[w->index][m];
@@ -134,15 +140,14 @@ static void run_worker(void *argument)
   }
 }
 
-static void fail(const char *what)
-{
+static void fail(const char *what) {
   fprintf(stderr, "bench overlap: %s\n", what);
   exit(1);
 }
 
 /* Runs the first mode_count modes. */
-static void run_modes(run *all, const gpt_job *job, link_speed link, int mode_count, int warmup, int steps)
-{
+static void run_modes(run *all, const gpt_job *job, link_speed link, int mode_count, int warmup,
+                      int steps) {
   worker workers[MAX_RANKS];
   mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_context context;
@@ -169,19 +174,22 @@ static void run_modes(run *all, const gpt_job *job, link_speed link, int mode_co
   for (r = 0; r < all->ranks; ++r) {
     workers[r].all = all;
     workers[r].index = r;
-    if (mfsdp_thread_start(&workers[r].thread, run_worker, &workers[r]) != MFSDP_OK) fail("no thread");
+    if (mfsdp_thread_start(&workers[r].thread, run_worker, &workers[r]) != MFSDP_OK)
+      fail("no thread");
   }
-  for (r = 0; r < all->ranks; ++r) mfsdp_thread_join(&workers[r].thread);
-  for (m = 0; m < mode_count; ++m) (void)mfsdp_threads_world_destroy(&context, all->jobs[m].world);
+  for (r = 0; r < all->ranks; ++r)
+    mfsdp_thread_join(&workers[r].thread);
+  for (m = 0; m < mode_count; ++m)
+    (void)mfsdp_threads_world_destroy(&context, all->jobs[m].world);
   (void)pthread_barrier_destroy(&all->barrier);
 }
 
 /* Mean over ranks and steps. */
-static double compute_of(const run *all, int index)
-{
+static double compute_of(const run *all, int index) {
   double sum = 0.0;
   int32_t r;
-  for (r = 0; r < all->ranks; ++r) sum += all->compute_s[index][r];
+  for (r = 0; r < all->ranks; ++r)
+    sum += all->compute_s[index][r];
   return sum / (double)(all->ranks * all->steps);
 }
 
@@ -191,8 +199,7 @@ typedef struct wire {
   double gather[MAX_UNITS], reduce[MAX_UNITS], latency; /* seconds */
 } wire;
 
-static double longest_nbytes(const mfsdp_plan *plan, int32_t unit, mfsdp_layout_kind layout)
-{
+static double longest_nbytes(const mfsdp_plan *plan, int32_t unit, mfsdp_layout_kind layout) {
   int64_t longest = 0;
   int32_t r;
   for (r = 0; r < mfsdp_plan_world(plan); ++r) {
@@ -202,9 +209,9 @@ static double longest_nbytes(const mfsdp_plan *plan, int32_t unit, mfsdp_layout_
   return (double)longest * sizeof(float);
 }
 
-static void make_wire(const mfsdp_plan *plan, link_speed link, wire *out)
-{
-  const double chunk = (double)mfsdp_runtime_desc_default().chunk_nbytes, rate = link.bytes_per_us * 1e6;
+static void make_wire(const mfsdp_plan *plan, link_speed link, wire *out) {
+  const double chunk = (double)mfsdp_runtime_desc_default().chunk_nbytes,
+               rate = link.bytes_per_us * 1e6;
   int32_t u;
   out->latency = (double)link.latency_us * 1e-6;
   for (u = 0; u < mfsdp_plan_unit_count(plan); ++u) {
@@ -215,17 +222,19 @@ static void make_wire(const mfsdp_plan *plan, link_speed link, wire *out)
   }
 }
 
-static double smaller(double a, double b) { return a < b ? a : b; }
+static double smaller(double a, double b) {
+  return a < b ? a : b;
+}
 
 /* The formulas of overlap.h. */
-static void sum_up(const run *all, const wire *w, double *transfer, double *hideable)
-{
+static void sum_up(const run *all, const wire *w, double *transfer, double *hideable) {
   const int units = all->units;
   int u;
   *transfer = w->latency;
   *hideable = 0.0;
   for (u = 0; u < units; ++u) {
-    const double ahead = u > 0 ? w->gather[u - 1] : 0.0, behind = u + 1 < units ? w->reduce[u + 1] : 0.0;
+    const double ahead = u > 0 ? w->gather[u - 1] : 0.0,
+                 behind = u + 1 < units ? w->reduce[u + 1] : 0.0;
     *transfer += w->gather[u] + w->reduce[u] + ahead;
     *hideable += smaller(ahead + behind, compute_of(all, units + u));
     if (u + 1 < units) *hideable += smaller(w->gather[u + 1], compute_of(all, u));
@@ -234,16 +243,14 @@ static void sum_up(const run *all, const wire *w, double *transfer, double *hide
 
 /* ---- a case ---- */
 
-static mfsdp_plan *make_plan(mfsdp_context *context, const gpt_job *job)
-{
+static mfsdp_plan *make_plan(mfsdp_context *context, const gpt_job *job) {
   mfsdp_plan *plan = NULL;
   if (gpt_plan_create(context, job, &plan) != MFSDP_OK) fail(mfsdp_context_error(context)->message);
   return plan;
 }
 
 /* A gather of a block takes 0.7 of its forward, so transfers take about 0.7 of the computation. */
-static link_speed choose_link(const mfsdp_plan *plan, double forward_s)
-{
+static link_speed choose_link(const mfsdp_plan *plan, double forward_s) {
   link_speed link;
   double wire_s;
   link.latency_us = 100;
@@ -253,9 +260,8 @@ static link_speed choose_link(const mfsdp_plan *plan, double forward_s)
   return link;
 }
 
-static void report_mode(bench_report *report, const char *name, const run *all, int m, double medians[],
-                        double transfer, double hideable)
-{
+static void report_mode(bench_report *report, const char *name, const run *all, int m,
+                        double medians[], double transfer, double hideable) {
   const double added = medians[m] - medians[m - 1], exposed = added - (transfer - hideable);
   bench_row row = bench_row_default();
   row.name = name;
@@ -274,8 +280,7 @@ static void report_mode(bench_report *report, const char *name, const run *all, 
   bench_add(report, &row);
 }
 
-static void run_case(bench_report *report, const bench_shape *shape, int32_t ranks, int quick)
-{
+static void run_case(bench_report *report, const bench_shape *shape, int32_t ranks, int quick) {
   static run all; /* large */
   mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_context context;
@@ -287,7 +292,8 @@ static void run_case(bench_report *report, const bench_shape *shape, int32_t ran
   wire w;
   int m, u;
   bench_job_create(&job, shape, ranks);
-  job.options.optimizer = GPT_OPTIMIZER_ADAMW; /* after the step that is measured: short is enough */
+  job.options.optimizer =
+      GPT_OPTIMIZER_ADAMW; /* after the step that is measured: short is enough */
   if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK) fail("set-up failed");
   plan = make_plan(&context, &job);
   run_modes(&all, &job, link, 1, 1, quick ? 3 : 10);
@@ -295,26 +301,29 @@ static void run_case(bench_report *report, const bench_shape *shape, int32_t ran
   make_wire(plan, link, &w);
   run_modes(&all, &job, link, MODE_COUNT, 1, quick ? 5 : 40);
   sum_up(&all, &w, &transfer, &hideable);
-  for (u = 0; u < 2 * all.units; ++u) compute += compute_of(&all, u);
+  for (u = 0; u < 2 * all.units; ++u)
+    compute += compute_of(&all, u);
   (void)snprintf(name, sizeof(name), "%s, %d ranks", shape->name, (int)ranks);
   for (m = 0; m < MODE_COUNT; ++m) {
     const bench_stats stats = bench_summarize(all.step_s[m], all.steps);
     medians[m] = stats.median;
-    printf("    %-20s min %.2f median %.2f p99 %.2f ms to the optimizer\n", modes[m].name, stats.min * 1e3,
-           stats.median * 1e3, stats.p99 * 1e3);
+    printf("    %-20s min %.2f median %.2f p99 %.2f ms to the optimizer\n", modes[m].name,
+           stats.min * 1e3, stats.median * 1e3, stats.p99 * 1e3);
   }
-  printf("    links: latency %lld us, %.1f MB/s on each ordered pair of ranks: a block's gather of %.2f ms "
+  printf("    links: latency %lld us, %.1f MB/s on each ordered pair of ranks: a block's gather of "
+         "%.2f ms "
          "is 0.7 of its forward, measured before\n"
-         "    a step computes %.2f ms, transfers %.2f ms, of which %.2f ms could be hidden (overlap.h)\n",
-         (long long)link.latency_us, link.bytes_per_us, w.gather[1] * 1e3, compute * 1e3, transfer * 1e3,
-         hideable * 1e3);
-  for (m = IN_PLACE; m < MODE_COUNT; m += 2) report_mode(report, name, &all, m, medians, transfer, hideable);
+         "    a step computes %.2f ms, transfers %.2f ms, of which %.2f ms could be hidden "
+         "(overlap.h)\n",
+         (long long)link.latency_us, link.bytes_per_us, w.gather[1] * 1e3, compute * 1e3,
+         transfer * 1e3, hideable * 1e3);
+  for (m = IN_PLACE; m < MODE_COUNT; m += 2)
+    report_mode(report, name, &all, m, medians, transfer, hideable);
   mfsdp_plan_destroy(&context, plan);
   bench_job_destroy(&job);
 }
 
-void bench_overlap(bench_report *report, int quick)
-{
+void bench_overlap(bench_report *report, int quick) {
   static const bench_shape shape = {"gpt d=256 L=4 T=128 B=2", 256, 4, 128, 2};
   printf("\n  transfer hidden behind computation, over artificial links, AdamW:\n");
   run_case(report, &shape, 4, quick);

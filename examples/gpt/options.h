@@ -26,47 +26,47 @@ extern "C" {
  *                         not in this build
  *   RESERVED              the name of a later option: "not in this build"
  */
-#define GPT_OPTIONS(X)                                                                             \
-  X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                           \
-  X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks, threads of this process")    \
-  X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                                 \
-    "micro-batches per rank and step")                                                             \
-  X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                         \
-  X(CHOICE, optimizer, "optimizer", "muon", 0, 0, "muon|adamw",                                    \
-    "optimizer of the hidden matrices; the rest uses AdamW")                                       \
-  X(CHOICE, planner, "planner", "balanced", 0, 0,                                              \
+#define GPT_OPTIONS(X)                                                                           \
+  X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                         \
+  X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks, threads of this process")  \
+  X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
+    "micro-batches per rank and step")                                                           \
+  X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                       \
+  X(CHOICE, optimizer, "optimizer", "muon", 0, 0, "muon|adamw",                                  \
+    "optimizer of the hidden matrices; the rest uses AdamW")                                     \
+  X(CHOICE, planner, "planner", "balanced", 0, 0,                                                \
     "round-robin|role-greedy|scope-greedy|cost-aware|balanced", "how matrices get their owners") \
-  X(INTEGER, layers, "layers", "4", 1, 1000, "N", "transformer blocks")                            \
-  X(INTEGER, dim, "dim", "128", 1, 65536, "N", "width; a multiple of --heads")                     \
-  X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                                 \
-  X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                         \
-  X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                        \
-  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR", "step size of Muon")                                 \
-  X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                         \
-    "step size of AdamW: the other parameters, or all with --optimizer adamw")                     \
-  X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                     \
-  X(FLAG, tied, "tied", "0", 0, 0, "", "the head shares the token embedding")                      \
-  X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")           \
-  X(INTEGER, threads_per_rank, "threads-per-rank", "1", 1, 1024, "N",                              \
-    "BLAS threads of each rank; more than 1 gives up bitwise equality")                            \
-  X(CHOICE, dtype, "dtype", "f32", 0, 0, "f32|bf16|f16",                                           \
-    "parameters and gradients in transit; masters and sums stay fp32")                             \
-  X(INTEGER, prefetch, "prefetch", "0", 0, 16, "K",                                                \
-    "units gathered ahead, and reduced behind, by threads of their own")                           \
-  X(INTEGER, reshard_after_forward, "reshard-after-forward", "1", 0, 1, "0|1",                     \
-    "0: keep parameters until backward: half the gathers, more memory")                            \
-  X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")             \
-  X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                   \
-  X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev")   \
-  X(RESERVED, collective, "collective", "", 0, 0, "", "")                                          \
-  X(RESERVED, transport, "transport", "", 0, 0, "", "")                                            \
-  X(RESERVED, device, "device", "", 0, 0, "", "")                                                  \
-  X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                              \
-  X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                  \
-  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")                                      \
-  X(RESERVED, checkpoint, "checkpoint", "", 0, 0, "", "")                                          \
-  X(RESERVED, save_every, "save-every", "", 0, 0, "", "")                                          \
-  X(RESERVED, keep_last, "keep-last", "", 0, 0, "", "")                                            \
+  X(INTEGER, layers, "layers", "4", 1, 1000, "N", "transformer blocks")                          \
+  X(INTEGER, dim, "dim", "128", 1, 65536, "N", "width; a multiple of --heads")                   \
+  X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                               \
+  X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                       \
+  X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                      \
+  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR", "step size of Muon")                               \
+  X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                       \
+    "step size of AdamW: the other parameters, or all with --optimizer adamw")                   \
+  X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                   \
+  X(FLAG, tied, "tied", "0", 0, 0, "", "the head shares the token embedding")                    \
+  X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")         \
+  X(INTEGER, threads_per_rank, "threads-per-rank", "1", 1, 1024, "N",                            \
+    "BLAS threads of each rank; more than 1 gives up bitwise equality")                          \
+  X(CHOICE, dtype, "dtype", "f32", 0, 0, "f32|bf16|f16",                                         \
+    "parameters and gradients in transit; masters and sums stay fp32")                           \
+  X(INTEGER, prefetch, "prefetch", "0", 0, 16, "K",                                              \
+    "units gathered ahead, and reduced behind, by threads of their own")                         \
+  X(INTEGER, reshard_after_forward, "reshard-after-forward", "1", 0, 1, "0|1",                   \
+    "0: keep parameters until backward: half the gathers, more memory")                          \
+  X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")           \
+  X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                 \
+  X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev") \
+  X(RESERVED, collective, "collective", "", 0, 0, "", "")                                        \
+  X(RESERVED, transport, "transport", "", 0, 0, "", "")                                          \
+  X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
+  X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
+  X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                \
+  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")                                    \
+  X(RESERVED, checkpoint, "checkpoint", "", 0, 0, "", "")                                        \
+  X(RESERVED, save_every, "save-every", "", 0, 0, "", "")                                        \
+  X(RESERVED, keep_last, "keep-last", "", 0, 0, "", "")                                          \
   X(RESERVED, resume, "resume", "", 0, 0, "", "")
 
 /* The values of the CHOICE options, in the order of their lists. */

@@ -29,7 +29,8 @@ MFSDP_API mfsdp__host_values mfsdp__host_sum_values(const mfsdp_verdict_args *ar
     const uint64_t *entry = args->messages + args->rank_word[j % args->world] + 1 + j / args->world;
     const double value = mfsdp_f64_from_bits(entry[0]);
     const double weight = args->weighted ? mfsdp_f64_from_bits(entry[args->value_capacity]) : 1.0;
-    if (weight > 0.0) sums.value_sum += args->weighted ? weight * value : value; /* 0 x NaN is NaN */
+    if (weight > 0.0)
+      sums.value_sum += args->weighted ? weight * value : value; /* 0 x NaN is NaN */
     sums.weight_sum += weight;
   }
   return sums;

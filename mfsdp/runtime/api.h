@@ -39,12 +39,11 @@ typedef struct mfsdp_group {
   const mfsdp_plan *plan;
   const mfsdp_transport *transport;
   const mfsdp_control *control;
-  const mfsdp_transport *replica; /* NULL: one copy */
+  const mfsdp_transport *replica;       /* NULL: one copy */
   const mfsdp_control *replica_control; /* with replica */
 } mfsdp_group;
 
-MFSDP_API mfsdp_group mfsdp_group_default(void)
-{
+MFSDP_API mfsdp_group mfsdp_group_default(void) {
   mfsdp_group group;
   memset(&group, 0, sizeof(group));
   group.struct_nbytes = sizeof(group);
@@ -72,16 +71,18 @@ typedef struct mfsdp_runtime_desc {
   const mfsdp_group *groups; /* stride groups[0].struct_nbytes; copied */
   int32_t group_count;
   const mfsdp_optimizer_desc *optimizer; /* copied */
-  mfsdp_queue *compute_queue; /* NULL: the caller computes on its own thread, and acquire and grads are
+  mfsdp_queue
+      *compute_queue;     /* NULL: the caller computes on its own thread, and acquire and grads are
                                * COMPLETE on return; otherwise work on this queue sees their results */
-  int32_t active_units;       /* units the caller holds acquired at once, tied owners not counted */
-  int32_t active_grads;       /* units whose gradients are open at once, tied owners not counted */
-  int32_t prefetch_depth;     /* units gathered ahead of the one acquired, in forward or backward order;
+  int32_t active_units;   /* units the caller holds acquired at once, tied owners not counted */
+  int32_t active_grads;   /* units whose gradients are open at once, tied owners not counted */
+  int32_t prefetch_depth; /* units gathered ahead of the one acquired, in forward or backward order;
                                * one more slot each. Hides something only if the backend's queues run
                                * beside the caller. 0: off */
-  int32_t reduce_depth;       /* reductions that may be in flight while gradients are open; one more
+  int32_t reduce_depth;   /* reductions that may be in flight while gradients are open; one more
                                * gradient slot each. 0: opening the next waits for the last reduce */
-  int32_t reshard_after_forward; /* 0: parameters stay from forward to the end of the unit's backward:
+  int32_t
+      reshard_after_forward;  /* 0: parameters stay from forward to the end of the unit's backward:
                                   * half the gathers, and a slot for every unit */
   int32_t local_accumulation; /* 1: micro-batches add up on each rank and are reduced once, with the
                                * last: less traffic, a gradient slot for every unit, and no equality
@@ -92,19 +93,19 @@ typedef struct mfsdp_runtime_desc {
   double clip_norm;           /* > 0: global-norm clipping; 0: off */
   mfsdp_missing missing;
   mfsdp_loss_scale loss_scale;
-  mfsdp_space state_space;    /* of masters and optimizer state: DEVICE, or PINNED or HOST (offload): then
+  mfsdp_space
+      state_space; /* of masters and optimizer state: DEVICE, or PINNED or HOST (offload): then
                                * the step brings them to the device one tensor at a time */
-  size_t max_slot_nbytes;     /* > 0: E_ARGUMENT if a unit's parameters or gradients need more */
+  size_t max_slot_nbytes; /* > 0: E_ARGUMENT if a unit's parameters or gradients need more */
   mfsdp_algorithm gather_algorithm, reduce_algorithm;
-  size_t chunk_nbytes;        /* of reduce: bounds the staging memory */
+  size_t chunk_nbytes; /* of reduce: bounds the staging memory */
   /* E_UNSUPPORTED so far unless 0: */
   int32_t step_in_backward, verdict_lag;
 } mfsdp_runtime_desc;
 
 /* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches, no
  * clipping, SKIP, no loss scaling, everything on the device, DIRECT. */
-MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void)
-{
+MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   mfsdp_runtime_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -136,8 +137,7 @@ typedef struct mfsdp_memory {
   size_t workspace_nbytes; /* of the optimizer */
 } mfsdp_memory;
 
-MFSDP_API mfsdp_memory mfsdp_memory_default(void)
-{
+MFSDP_API mfsdp_memory mfsdp_memory_default(void) {
   mfsdp_memory memory;
   memset(&memory, 0, sizeof(memory));
   memory.struct_nbytes = sizeof(memory);
@@ -148,14 +148,14 @@ MFSDP_API mfsdp_memory mfsdp_memory_default(void)
 typedef struct mfsdp_step_desc {
   size_t struct_nbytes;
   int32_t micro_batch_count; /* of each rank in this step, 1 to max_micro_batches */
-  double grad_weight; /* what the summed gradient is multiplied with: 1 / (ranks * micro-batches) for a
+  double
+      grad_weight; /* what the summed gradient is multiplied with: 1 / (ranks * micro-batches) for a
                        * mean over equal sample blocks; 1 with `weighted`, which divides by the weights */
-  double lr_factor;   /* the schedule: multiplies each group's own lr */
+  double lr_factor; /* the schedule: multiplies each group's own lr */
 } mfsdp_step_desc;
 
 /* One micro-batch, weights of 1. */
-MFSDP_API mfsdp_step_desc mfsdp_step_desc_default(void)
-{
+MFSDP_API mfsdp_step_desc mfsdp_step_desc_default(void) {
   mfsdp_step_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
@@ -171,17 +171,17 @@ typedef struct mfsdp_verdict {
   size_t struct_nbytes;
   int64_t step;          /* attempted steps before this one */
   int64_t applied_steps; /* steps that updated, this one included */
-  double grad_norm;      /* L2 norm of the scaled gradient over all trainable parameters, unclipped */
-  double clip_scale;     /* what clipped groups' gradients were multiplied with */
-  double value_mean;     /* mean of mfsdp_step_value over all sample blocks; NaN if some are missing */
-  double weight_sum;     /* of all sample blocks; 0 unless desc.weighted */
-  double loss_scale;     /* that this step's gradients carried */
-  int32_t skipped;       /* 1: the gradient was not finite, or the weights' sum is 0: nothing was updated */
-  int32_t stop;          /* 1: some rank asked to stop */
+  double grad_norm;  /* L2 norm of the scaled gradient over all trainable parameters, unclipped */
+  double clip_scale; /* what clipped groups' gradients were multiplied with */
+  double value_mean; /* mean of mfsdp_step_value over all sample blocks; NaN if some are missing */
+  double weight_sum; /* of all sample blocks; 0 unless desc.weighted */
+  double loss_scale; /* that this step's gradients carried */
+  int32_t
+      skipped;  /* 1: the gradient was not finite, or the weights' sum is 0: nothing was updated */
+  int32_t stop; /* 1: some rank asked to stop */
 } mfsdp_verdict;
 
-MFSDP_API mfsdp_verdict mfsdp_verdict_default(void)
-{
+MFSDP_API mfsdp_verdict mfsdp_verdict_default(void) {
   mfsdp_verdict verdict;
   memset(&verdict, 0, sizeof(verdict));
   verdict.struct_nbytes = sizeof(verdict);

@@ -10,8 +10,7 @@
 #include "tables.h"
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
-                                                        const mfsdp_runtime_desc *desc)
-{
+                                                        const mfsdp_runtime_desc *desc) {
   const char *what = desc->step_in_backward != 0              ? "step_in_backward"
                      : desc->verdict_lag != 0                 ? "verdict_lag above 0"
                      : desc->gather_algorithm != MFSDP_DIRECT ? "a gather_algorithm but DIRECT"
@@ -22,14 +21,14 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
-                                                       const mfsdp_loss_scale *scale)
-{
+                                                       const mfsdp_loss_scale *scale) {
   if (scale->initial == 0.0) return MFSDP_OK;
   if (!(scale->initial > 0.0) || !(scale->largest >= scale->initial) || !(scale->largest <= 1e30))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: loss_scale.initial is %g and largest %g; need 0 (off), or positive and "
-                      "at most largest",
-                      scale->initial, scale->largest);
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "runtime: loss_scale.initial is %g and largest %g; need 0 (off), or positive and "
+        "at most largest",
+        scale->initial, scale->largest);
   if (!(scale->growth >= 1.0) || !(scale->backoff > 0.0 && scale->backoff < 1.0) ||
       scale->growth_interval < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -40,8 +39,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
-                                                   const mfsdp_runtime_desc *desc)
-{
+                                                   const mfsdp_runtime_desc *desc) {
   if (desc->active_units < 1 || desc->active_grads < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: active_units is %d and active_grads %d, need at least 1",
@@ -71,8 +69,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
-                                                    const mfsdp_runtime_desc *desc)
-{
+                                                    const mfsdp_runtime_desc *desc) {
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: desc is NULL or its struct_nbytes is not %zu (use "
@@ -80,9 +77,10 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
                       sizeof(*desc));
   if (desc->groups == NULL || desc->group_count < 1 || desc->group_count > 1024 ||
       desc->groups[0].struct_nbytes != sizeof(desc->groups[0]))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
-                      (int)desc->group_count);
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
+        (int)desc->group_count);
   MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));
   MFSDP_TRY(mfsdp_backend_check(context, desc->backend));
@@ -90,18 +88,17 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
 }
 
 /* A transport and its control plane: the same ranks, and this backend's queues. */
-MFSDP_API mfsdp_status mfsdp__runtime_check_link(mfsdp_context *context, const mfsdp_backend *backend,
-                                                 int32_t group, const char *what,
-                                                 const mfsdp_transport *transport,
-                                                 const mfsdp_control *control)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_check_link(mfsdp_context *context,
+                                                 const mfsdp_backend *backend, int32_t group,
+                                                 const char *what, const mfsdp_transport *transport,
+                                                 const mfsdp_control *control) {
   MFSDP_TRY(mfsdp_transport_check(context, transport));
   MFSDP_TRY(mfsdp_control_check(context, control));
   if (control->rank != transport->rank || control->world != transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: groups[%d]: control is rank %d of %d, the %s rank %d of %d", (int)group,
-                      (int)control->rank, (int)control->world, what, (int)transport->rank,
-                      (int)transport->world);
+                      "runtime: groups[%d]: control is rank %d of %d, the %s rank %d of %d",
+                      (int)group, (int)control->rank, (int)control->world, what,
+                      (int)transport->rank, (int)transport->world);
   if (transport->backend != backend)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: groups[%d]: the %s was made for another backend", (int)group, what);
@@ -110,20 +107,20 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_link(mfsdp_context *context, const m
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
                                                    const mfsdp_runtime_desc *desc,
-                                                   const mfsdp_plan *plan)
-{
+                                                   const mfsdp_plan *plan) {
   int32_t i;
   for (i = 0; i < mfsdp_plan_param_count(plan); ++i) {
     const mfsdp_param *param = mfsdp_plan_param(plan, i);
     const int narrow = param->wire == MFSDP_BF16 || param->wire == MFSDP_F16;
     if (param->compute == MFSDP_F64 || param->master != MFSDP_F32 || param->grad == MFSDP_F64 ||
         (param->wire != param->grad && !(narrow && param->grad == MFSDP_F32)))
-      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                        "runtime: %s asks for compute %s, master %s, grad %s, wire %s; this version "
-                        "has f32 masters, compute and grad of f32, bf16 or f16, and a wire like grad, "
-                        "or a 16-bit one for f32",
-                        param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
-                        mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
+      return MFSDP_FAIL(
+          context, MFSDP_E_UNSUPPORTED,
+          "runtime: %s asks for compute %s, master %s, grad %s, wire %s; this version "
+          "has f32 masters, compute and grad of f32, bf16 or f16, and a wire like grad, "
+          "or a 16-bit one for f32",
+          param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
+          mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
     if (param->role == MFSDP_ROLE_FROZEN || mfsdp_plan_param_owner(plan, i) != i) continue;
     MFSDP_TRY(mfsdp_optimizer_route_check(context, desc->optimizer, param->name, param->role,
                                           param->hyper_group));
@@ -134,32 +131,31 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
 /* Sample blocks of a step are numbered with 32 bits. */
 MFSDP_API mfsdp_status mfsdp__runtime_check_blocks(mfsdp_context *context,
                                                    const mfsdp_runtime_desc *desc,
-                                                   const mfsdp_group *group)
-{
+                                                   const mfsdp_group *group) {
   const int64_t replicas = group->replica ? group->replica->world : 1;
   const int64_t ranks = replicas * group->transport->world;
   if (ranks <= INT32_MAX && desc->max_micro_batches <= INT32_MAX / ranks) return MFSDP_OK;
-  return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
-                    "runtime: max_micro_batches %d on %lld ranks are more than 2^31 - 1 sample blocks",
-                    (int)desc->max_micro_batches, (long long)ranks);
+  return MFSDP_FAIL(
+      context, MFSDP_E_OVERFLOW,
+      "runtime: max_micro_batches %d on %lld ranks are more than 2^31 - 1 sample blocks",
+      (int)desc->max_micro_batches, (long long)ranks);
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
-                                                  const mfsdp_runtime_desc *desc, int32_t index)
-{
+                                                  const mfsdp_runtime_desc *desc, int32_t index) {
   const mfsdp_group *group = &desc->groups[index];
   if (group->plan == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d].plan is NULL", (int)index);
   if (group->replica == NULL && group->replica_control != NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: groups[%d] has a replica_control but no replica",
-                      (int)index);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: groups[%d] has a replica_control but no replica", (int)index);
   MFSDP_TRY(mfsdp_transport_check(context, group->transport));
   if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
   MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
   if (mfsdp_plan_world(group->plan) != group->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: groups[%d]: the plan is for world %d, the transport has %d", (int)index,
-                      (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
+                      "runtime: groups[%d]: the plan is for world %d, the transport has %d",
+                      (int)index, (int)mfsdp_plan_world(group->plan), (int)group->transport->world);
   MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "transport", group->transport,
                                       group->control));
   if (group->replica != NULL)
@@ -169,27 +165,28 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
 }
 
 /* Group 0 spans all ranks: another one cannot be larger. */
-MFSDP_API mfsdp_status mfsdp__runtime_check_span(mfsdp_context *context, const mfsdp_runtime_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_check_span(mfsdp_context *context,
+                                                 const mfsdp_runtime_desc *desc) {
   int64_t all = 0;
   int32_t g;
   for (g = 0; g < desc->group_count; ++g) {
     const mfsdp_group *group = &desc->groups[g];
-    const int64_t ranks = (int64_t)group->transport->world * (group->replica ? group->replica->world : 1);
+    const int64_t ranks =
+        (int64_t)group->transport->world * (group->replica ? group->replica->world : 1);
     if (g == 0) all = ranks;
     if (ranks > all)
-      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "runtime: groups[%d] has %lld ranks with its replicas, groups[0], which spans all, "
-                        "has %lld",
-                        (int)g, (long long)ranks, (long long)all);
+      return MFSDP_FAIL(
+          context, MFSDP_E_ARGUMENT,
+          "runtime: groups[%d] has %lld ranks with its replicas, groups[0], which spans all, "
+          "has %lld",
+          (int)g, (long long)ranks, (long long)all);
   }
   return MFSDP_OK;
 }
 
 /* Each unit belongs to one group of this rank. */
 MFSDP_API mfsdp_status mfsdp__runtime_check_units(mfsdp_context *context,
-                                                  const mfsdp_runtime_desc *desc)
-{
+                                                  const mfsdp_runtime_desc *desc) {
   int32_t g, h, u;
   for (g = 1; g < desc->group_count; ++g)
     for (u = 0; u < mfsdp_plan_unit_count(desc->groups[g].plan); ++u) {
@@ -200,19 +197,20 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_units(mfsdp_context *context,
         (void)mfsdp_plan_unit_params(desc->groups[h].plan, u, &count);
         if (count > 0)
           return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                            "runtime: unit %d is in groups %d and %d; unit numbers are unique", (int)u,
-                            (int)h, (int)g);
+                            "runtime: unit %d is in groups %d and %d; unit numbers are unique",
+                            (int)u, (int)h, (int)g);
       }
     }
   return MFSDP_OK;
 }
 
 /* Everything that can be seen without the other ranks. */
-MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context, const mfsdp_runtime_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context,
+                                            const mfsdp_runtime_desc *desc) {
   int32_t g;
   MFSDP_TRY(mfsdp__runtime_check_options(context, desc));
-  for (g = 0; g < desc->group_count; ++g) MFSDP_TRY(mfsdp__runtime_check_group(context, desc, g));
+  for (g = 0; g < desc->group_count; ++g)
+    MFSDP_TRY(mfsdp__runtime_check_group(context, desc, g));
   MFSDP_TRY(mfsdp__runtime_check_span(context, desc));
   return mfsdp__runtime_check_units(context, desc);
 }

@@ -12,8 +12,7 @@
 #include "units.h"
 
 /* Takes a gradient slot for the unit and clears it; the caller has made sure that one is free. */
-MFSDP_API mfsdp_status mfsdp__unit_open_grads(mfsdp_runtime *rt, int32_t index)
-{
+MFSDP_API mfsdp_status mfsdp__unit_open_grads(mfsdp_runtime *rt, int32_t index) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__unit *unit = &rt->units[index];
   mfsdp__slot *slot;
@@ -25,16 +24,14 @@ MFSDP_API mfsdp_status mfsdp__unit_open_grads(mfsdp_runtime *rt, int32_t index)
                          (size_t)unit->grad_count * mfsdp_dtype_nbytes(unit->grad));
 }
 
-MFSDP_API void mfsdp__unit_close_grads(mfsdp_runtime *rt, mfsdp__unit *unit)
-{
+MFSDP_API void mfsdp__unit_close_grads(mfsdp_runtime *rt, mfsdp__unit *unit) {
   if (unit->grad_slot >= 0) rt->grad_ring.slots[unit->grad_slot].unit = -1;
   unit->grad_slot = -1;
   unit->grad_state = MFSDP__GRAD_CLOSED;
 }
 
 /* Slots that opening this unit takes: its own and those of owners of its tied tensors. */
-MFSDP_API int32_t mfsdp__unit_grads_needed(const mfsdp_runtime *rt, const mfsdp__unit *unit)
-{
+MFSDP_API int32_t mfsdp__unit_grads_needed(const mfsdp_runtime *rt, const mfsdp__unit *unit) {
   int32_t i, needed = unit->grad_slot < 0 && unit->grad_count > 0;
   for (i = 0; i < unit->owner_count; ++i) {
     const mfsdp__unit *owner = &rt->units[unit->owners[i]];
@@ -43,19 +40,20 @@ MFSDP_API int32_t mfsdp__unit_grads_needed(const mfsdp_runtime *rt, const mfsdp_
   return needed;
 }
 
-MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
-{
+MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index,
+                                            const mfsdp__unit *unit) {
   int32_t i;
   if (!rt->in_step)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "gradients of unit %d: no step is open (mfsdp_step_begin)",
-                      (int)index);
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                      "gradients of unit %d: no step is open (mfsdp_step_begin)", (int)index);
   if (unit->grad_state == MFSDP__GRAD_OPEN)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "gradients of unit %d: already open", (int)index);
   if (unit->reduces >= rt->micro_batch_count)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "gradients of unit %d: all %d micro-batches announced in mfsdp_step_begin are "
-                      "reduced",
-                      (int)index, (int)rt->micro_batch_count);
+    return MFSDP_FAIL(
+        rt->context, MFSDP_E_STATE,
+        "gradients of unit %d: all %d micro-batches announced in mfsdp_step_begin are "
+        "reduced",
+        (int)index, (int)rt->micro_batch_count);
   for (i = 0; i < unit->owner_count; ++i) /* its buffer could never be reduced again */
     if (rt->units[unit->owners[i]].reduces >= rt->micro_batch_count)
       return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
@@ -63,27 +61,29 @@ MFSDP_API mfsdp_status mfsdp__unit_may_open(mfsdp_runtime *rt, int32_t index, co
                         "already; owners are reduced last",
                         (int)index, (int)unit->owners[i]);
   if (mfsdp__unit_grads_needed(rt, unit) > mfsdp__ring_free_count(&rt->grad_ring))
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                      "gradients of unit %d: need %d gradient slots, %d of %d are free; reduce a unit or "
-                      "raise active_grads",
-                      (int)index, (int)mfsdp__unit_grads_needed(rt, unit),
-                      (int)mfsdp__ring_free_count(&rt->grad_ring), (int)rt->grad_ring.count);
+    return MFSDP_FAIL(
+        rt->context, MFSDP_E_STATE,
+        "gradients of unit %d: need %d gradient slots, %d of %d are free; reduce a unit or "
+        "raise active_grads",
+        (int)index, (int)mfsdp__unit_grads_needed(rt, unit),
+        (int)mfsdp__ring_free_count(&rt->grad_ring), (int)rt->grad_ring.count);
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index)
-{
+MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index) {
   mfsdp__unit *unit = &rt->units[index];
   int32_t i;
   for (i = 0; i < unit->owner_count; ++i) {
     mfsdp__unit *owner = &rt->units[unit->owners[i]];
-    if (owner->grad_state == MFSDP__GRAD_OPEN || owner->grad_state == MFSDP__GRAD_BORROWED) continue;
+    if (owner->grad_state == MFSDP__GRAD_OPEN || owner->grad_state == MFSDP__GRAD_BORROWED)
+      continue;
     MFSDP_TRY(mfsdp__unit_open_grads(rt, unit->owners[i]));
     owner->grad_state = MFSDP__GRAD_BORROWED;
   }
   if (unit->grad_state != MFSDP__GRAD_BORROWED) MFSDP_TRY(mfsdp__unit_open_grads(rt, index));
   unit->grad_state = MFSDP__GRAD_OPEN;
-  for (i = 0; i < unit->param_count; ++i) rt->params[unit->param_first + unit->params[i]].absent = 0;
+  for (i = 0; i < unit->param_count; ++i)
+    rt->params[unit->param_first + unit->params[i]].absent = 0;
   if (!rt->owns_compute) return MFSDP_OK;
   MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
   return mfsdp__runtime_settle(rt, rt->compute_done, "wait gradients");
@@ -97,8 +97,7 @@ MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index)
  * E_STATE: outside a step, already open, more micro-batches than announced, no slot is free, or the
  * owner of a tied tensor has been reduced for the last time.
  */
-MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit)
-{
+MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit) {
   mfsdp__unit *u = NULL;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
   MFSDP_TRY(mfsdp__unit_may_open(rt, unit, u));
@@ -110,8 +109,7 @@ MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit)
  * Where backward adds a parameter's gradient: the full tensor, contiguous, row-major, gradient dtype,
  * DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown index.
  */
-MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param)
-{
+MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry;
   const mfsdp__unit *unit;
   if (param < 0 || param >= rt->param_count) return NULL;
@@ -128,8 +126,7 @@ MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param)
  * and if no rank has one in the whole step, desc.missing decides. The caller must not have written to
  * it. E_STATE: the unit's gradients are not open. E_ARGUMENT: unknown or FROZEN parameter.
  */
-MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param)
-{
+MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (param < 0 || param >= rt->param_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "absent gradient: parameter %d does not exist",
@@ -138,7 +135,8 @@ MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "absent gradient: %s is frozen",
                       mfsdp__runtime_param_name(rt, param));
   if (rt->units[rt->params[param].use_unit].grad_state != MFSDP__GRAD_OPEN)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "absent gradient: the gradients of %s are not open",
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                      "absent gradient: the gradients of %s are not open",
                       mfsdp__runtime_param_name(rt, param));
   rt->params[param].absent = 1;
   return MFSDP_OK;
@@ -147,13 +145,11 @@ MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param)
 /* ---- reduce ---- */
 
 /* Presence words of this step's message, in the host's copy of its header. */
-MFSDP_API uint64_t *mfsdp__presence_words(mfsdp_runtime *rt)
-{
+MFSDP_API uint64_t *mfsdp__presence_words(mfsdp_runtime *rt) {
   return (uint64_t *)rt->verdict.header.data + rt->verdict.presence_word;
 }
 
-MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, const mfsdp__unit *unit)
-{
+MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, const mfsdp__unit *unit) {
   uint64_t *words = mfsdp__presence_words(rt);
   int32_t i;
   for (i = 0; i < unit->param_count; ++i) {
@@ -164,8 +160,7 @@ MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, const mfsdp__unit *un
 }
 
 /* Enqueues the reduction of the unit's slot, through a cast where the wire has a dtype of its own. */
-MFSDP_API mfsdp_status mfsdp__unit_send_grads(mfsdp_runtime *rt, mfsdp__unit *unit, int32_t first)
-{
+MFSDP_API mfsdp_status mfsdp__unit_send_grads(mfsdp_runtime *rt, mfsdp__unit *unit, int32_t first) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__slot *slot = &rt->grad_ring.slots[unit->grad_slot];
   float *accumulator = (float *)rt->accumulator.data;
@@ -188,8 +183,7 @@ MFSDP_API mfsdp_status mfsdp__unit_send_grads(mfsdp_runtime *rt, mfsdp__unit *un
  * Every rank reduces in the same order.
  * E_STATE: the gradients are not open (also: reduced twice). E_TIMEOUT, E_PEER, E_BACKEND.
  */
-MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit)
-{
+MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit) {
   mfsdp__unit *u = NULL;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
   if (u->grad_state != MFSDP__GRAD_OPEN)

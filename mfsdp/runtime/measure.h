@@ -12,7 +12,7 @@
 typedef struct mfsdp__sizes {
   int64_t master_count, accumulator_count; /* floats */
   size_t copy_nbytes, param_slot_nbytes, grad_slot_nbytes, staging_nbytes, wire_nbytes;
-  size_t replica_sum_nbytes;               /* of all groups */
+  size_t replica_sum_nbytes; /* of all groups */
   int32_t param_slot_count, grad_slot_count, unit_count, tied_count;
   mfsdp_optimizer_sizes optimizer;
 } mfsdp__sizes;
@@ -24,9 +24,9 @@ typedef struct mfsdp__unit_sizes {
   int32_t separate; /* the gathered segment is a copy of its own beside the masters */
 } mfsdp__unit_sizes;
 
-MFSDP_API mfsdp__unit_sizes mfsdp__unit_sizes_of(const mfsdp_runtime_desc *desc, const mfsdp_plan *plan,
-                                                 int32_t rank, int32_t unit)
-{
+MFSDP_API mfsdp__unit_sizes mfsdp__unit_sizes_of(const mfsdp_runtime_desc *desc,
+                                                 const mfsdp_plan *plan, int32_t rank,
+                                                 int32_t unit) {
   mfsdp__unit_sizes s;
   s.compute = mfsdp_plan_unit_dtype(plan, unit, MFSDP_LAYOUT_GATHER);
   s.grad = mfsdp_plan_unit_dtype(plan, unit, MFSDP_LAYOUT_REDUCE);
@@ -40,13 +40,11 @@ MFSDP_API mfsdp__unit_sizes mfsdp__unit_sizes_of(const mfsdp_runtime_desc *desc,
   return s;
 }
 
-MFSDP_API void mfsdp__size_max(size_t *largest, size_t value)
-{
+MFSDP_API void mfsdp__size_max(size_t *largest, size_t value) {
   if (value > *largest) *largest = value;
 }
 
-MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit)
-{
+MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit) {
   int64_t longest = 0;
   int32_t r;
   for (r = 0; r < mfsdp_plan_world(plan); ++r) {
@@ -58,8 +56,7 @@ MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit)
 
 /* The plan bounds the elements of all tensors together (2^46), so sums of segments cannot overflow. */
 MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
-                                   int32_t unit, mfsdp__sizes *out)
-{
+                                   int32_t unit, mfsdp__sizes *out) {
   const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(desc, group->plan, group->transport->rank, unit);
   int32_t count = 0;
   (void)mfsdp_plan_unit_params(group->plan, unit, &count);
@@ -74,17 +71,17 @@ MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_g
     mfsdp__size_max(&out->wire_nbytes, (size_t)s.grad_count * mfsdp_dtype_nbytes(s.wire));
   mfsdp__size_max(&out->staging_nbytes,
                   mfsdp_coll_reduce_workspace_nbytes(group->transport->world, s.accumulator_count,
-                                                     mfsdp__longest_segment(group->plan, unit), s.wire,
-                                                     desc->chunk_nbytes));
+                                                     mfsdp__longest_segment(group->plan, unit),
+                                                     s.wire, desc->chunk_nbytes));
 }
 
 /* Units whose tensors are used under another name by other units: each once. */
-MFSDP_API int32_t mfsdp__count_tied_units(const mfsdp_plan *plan)
-{
+MFSDP_API int32_t mfsdp__count_tied_units(const mfsdp_plan *plan) {
   const int32_t count = mfsdp_plan_param_count(plan);
   int32_t i, k, tied = 0;
   for (i = 0; i < count; ++i) {
-    const int32_t owner = mfsdp_plan_param_owner(plan, i), unit = mfsdp_plan_param(plan, owner)->unit;
+    const int32_t owner = mfsdp_plan_param_owner(plan, i),
+                  unit = mfsdp_plan_param(plan, owner)->unit;
     if (owner == i || mfsdp_plan_param(plan, i)->unit == unit) continue;
     for (k = 0; k < i; ++k) {
       const int32_t other = mfsdp_plan_param_owner(plan, k);
@@ -98,8 +95,7 @@ MFSDP_API int32_t mfsdp__count_tied_units(const mfsdp_plan *plan)
 }
 
 /* Replica k's part of `count` accumulators: whole alignment units, the last parts may be short or empty. */
-MFSDP_API mfsdp_extent mfsdp__replica_part(int64_t count, int32_t replicas, int32_t k)
-{
+MFSDP_API mfsdp_extent mfsdp__replica_part(int64_t count, int32_t replicas, int32_t k) {
   mfsdp_extent part;
   int64_t share = (count + replicas - 1) / replicas, first;
   share = (share + MFSDP_ALIGN_ELEMENTS - 1) / MFSDP_ALIGN_ELEMENTS * MFSDP_ALIGN_ELEMENTS;
@@ -112,22 +108,21 @@ MFSDP_API mfsdp_extent mfsdp__replica_part(int64_t count, int32_t replicas, int3
 }
 
 MFSDP_API void mfsdp__measure_replica(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
-                                      int64_t accumulator_count, mfsdp__sizes *out)
-{
+                                      int64_t accumulator_count, mfsdp__sizes *out) {
   mfsdp_extent part;
   if (group->replica == NULL || accumulator_count == 0) return;
   part = mfsdp__replica_part(accumulator_count, group->replica->world, group->replica->rank);
   out->replica_sum_nbytes += (size_t)part.count * sizeof(float);
   mfsdp__size_max(&out->staging_nbytes,
                   mfsdp_coll_reduce_workspace_nbytes(
-                    group->replica->world, part.count,
-                    mfsdp__replica_part(accumulator_count, group->replica->world, 0).count, MFSDP_F32,
-                    desc->chunk_nbytes));
+                      group->replica->world, part.count,
+                      mfsdp__replica_part(accumulator_count, group->replica->world, 0).count,
+                      MFSDP_F32, desc->chunk_nbytes));
 }
 
 /* A piece as the optimizer sees it, without its arrays. */
-MFSDP_API mfsdp_optimizer_tensor mfsdp__piece_tensor(const mfsdp_plan *plan, const mfsdp_piece *piece)
-{
+MFSDP_API mfsdp_optimizer_tensor mfsdp__piece_tensor(const mfsdp_plan *plan,
+                                                     const mfsdp_piece *piece) {
   const mfsdp_param *param = mfsdp_plan_param(plan, piece->param);
   mfsdp_optimizer_tensor tensor;
   memset(&tensor, 0, sizeof(tensor));
@@ -141,9 +136,9 @@ MFSDP_API mfsdp_optimizer_tensor mfsdp__piece_tensor(const mfsdp_plan *plan, con
   return tensor;
 }
 
-MFSDP_API mfsdp_status mfsdp__measure_optimizer(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                                const mfsdp_group *group, mfsdp__sizes *out)
-{
+MFSDP_API mfsdp_status mfsdp__measure_optimizer(mfsdp_context *context,
+                                                const mfsdp_runtime_desc *desc,
+                                                const mfsdp_group *group, mfsdp__sizes *out) {
   mfsdp_optimizer_desc optimizer = *desc->optimizer;
   int32_t count = 0, i;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &count);
@@ -159,15 +154,15 @@ MFSDP_API mfsdp_status mfsdp__measure_optimizer(mfsdp_context *context, const mf
 
 /* Slots: what the caller holds at once, one for each unit that others tie to, and what is in flight. */
 MFSDP_API mfsdp_status mfsdp__measure_slots(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                            mfsdp__sizes *out)
-{
+                                            mfsdp__sizes *out) {
   const int64_t all = out->unit_count > 0 ? out->unit_count : 1;
   int64_t params = (int64_t)desc->active_units + out->tied_count + desc->prefetch_depth;
   int64_t grads = (int64_t)desc->active_grads + out->tied_count + desc->reduce_depth;
   size_t nbytes;
   if (params > all || desc->reshard_after_forward == 0) params = all;
   if (grads > all || desc->local_accumulation) grads = all;
-  mfsdp__size_max(&out->param_slot_nbytes, MFSDP_ALIGN_NBYTES); /* units without elements are legal */
+  mfsdp__size_max(&out->param_slot_nbytes,
+                  MFSDP_ALIGN_NBYTES); /* units without elements are legal */
   mfsdp__size_max(&out->grad_slot_nbytes, MFSDP_ALIGN_NBYTES);
   out->param_slot_count = (int32_t)params;
   out->grad_slot_count = (int32_t)grads;
@@ -176,23 +171,24 @@ MFSDP_API mfsdp_status mfsdp__measure_slots(mfsdp_context *context, const mfsdp_
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "runtime: the slots overflow size_t");
   if (desc->max_slot_nbytes > 0 && (out->param_slot_nbytes > desc->max_slot_nbytes ||
                                     out->grad_slot_nbytes > desc->max_slot_nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "runtime: the largest unit needs slots of %zu (parameters) and %zu (gradients) "
-                      "bytes, max_slot_nbytes is %zu; split the unit",
-                      out->param_slot_nbytes, out->grad_slot_nbytes, desc->max_slot_nbytes);
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "runtime: the largest unit needs slots of %zu (parameters) and %zu (gradients) "
+        "bytes, max_slot_nbytes is %zu; split the unit",
+        out->param_slot_nbytes, out->grad_slot_nbytes, desc->max_slot_nbytes);
   return MFSDP_OK;
 }
 
 /* The description has been checked. Allocates nothing. */
 MFSDP_API mfsdp_status mfsdp__measure(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                      mfsdp__sizes *out)
-{
+                                      mfsdp__sizes *out) {
   int32_t g, u;
   memset(out, 0, sizeof(*out));
   for (g = 0; g < desc->group_count; ++g) {
     const mfsdp_group *group = &desc->groups[g];
     const int64_t before = out->accumulator_count;
-    for (u = 0; u < mfsdp_plan_unit_count(group->plan); ++u) mfsdp__measure_unit(desc, group, u, out);
+    for (u = 0; u < mfsdp_plan_unit_count(group->plan); ++u)
+      mfsdp__measure_unit(desc, group, u, out);
     mfsdp__measure_replica(desc, group, out->accumulator_count - before, out);
     out->tied_count += mfsdp__count_tied_units(group->plan);
     MFSDP_TRY(mfsdp__measure_optimizer(context, desc, group, out));
@@ -206,8 +202,7 @@ MFSDP_API mfsdp_status mfsdp__measure(mfsdp_context *context, const mfsdp_runtim
  * create.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_memory(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                            mfsdp_memory *out)
-{
+                                            mfsdp_memory *out) {
   mfsdp__sizes sizes;
   if (out == NULL || out->struct_nbytes != sizeof(*out))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,

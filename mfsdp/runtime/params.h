@@ -12,16 +12,15 @@
 #define MFSDP__INIT_CHUNK 65536
 
 /* A piece's place in the masters; NULL where it has none (FROZEN beside 16-bit copies). */
-MFSDP_API float *mfsdp__piece_master(const mfsdp_runtime *rt, const mfsdp_piece *piece)
-{
+MFSDP_API float *mfsdp__piece_master(const mfsdp_runtime *rt, const mfsdp_piece *piece) {
   const mfsdp__unit *unit = &rt->units[piece->unit];
-  const int64_t offset = unit->master_in_gather_layout ? piece->shard_offset : piece->grad_shard_offset;
+  const int64_t offset =
+      unit->master_in_gather_layout ? piece->shard_offset : piece->grad_shard_offset;
   return offset < 0 ? NULL : (float *)rt->master.data + unit->master_first + offset;
 }
 
 /* A piece's place in the compute copies; NULL where the master is what is gathered. */
-MFSDP_API unsigned char *mfsdp__piece_copy(const mfsdp_runtime *rt, const mfsdp_piece *piece)
-{
+MFSDP_API unsigned char *mfsdp__piece_copy(const mfsdp_runtime *rt, const mfsdp_piece *piece) {
   const mfsdp__unit *unit = &rt->units[piece->unit];
   if (unit->master_in_gather_layout) return NULL;
   return (unsigned char *)rt->copy.data + unit->copy_first_nbytes +
@@ -32,8 +31,7 @@ MFSDP_API unsigned char *mfsdp__piece_copy(const mfsdp_runtime *rt, const mfsdp_
 
 /* `count` values from `host` (PINNED) to a piece from element `done` on, by way of `device`. */
 MFSDP_API mfsdp_status mfsdp__init_store(mfsdp_runtime *rt, const mfsdp_piece *piece, int64_t done,
-                                         int64_t count, const float *host, float *device)
-{
+                                         int64_t count, const float *host, float *device) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   const mfsdp_dtype compute = rt->units[piece->unit].compute;
@@ -41,27 +39,29 @@ MFSDP_API mfsdp_status mfsdp__init_store(mfsdp_runtime *rt, const mfsdp_piece *p
   float *master = mfsdp__piece_master(rt, piece);
   unsigned char *copy = mfsdp__piece_copy(rt, piece);
   if (master != NULL)
-    MFSDP_TRY(ops->copy(self, rt->compute, master + done, rt->state_space, host,
-                        MFSDP_SPACE_PINNED, nbytes));
+    MFSDP_TRY(ops->copy(self, rt->compute, master + done, rt->state_space, host, MFSDP_SPACE_PINNED,
+                        nbytes));
   if (copy != NULL) {
-    MFSDP_TRY(ops->copy(self, rt->compute, device, MFSDP_SPACE_DEVICE, host, MFSDP_SPACE_PINNED, nbytes));
-    MFSDP_TRY(ops->cast(self, rt->compute, copy + (size_t)done * mfsdp_dtype_nbytes(compute), compute,
-                        device, MFSDP_F32, count));
+    MFSDP_TRY(
+        ops->copy(self, rt->compute, device, MFSDP_SPACE_DEVICE, host, MFSDP_SPACE_PINNED, nbytes));
+    MFSDP_TRY(ops->cast(self, rt->compute, copy + (size_t)done * mfsdp_dtype_nbytes(compute),
+                        compute, device, MFSDP_F32, count));
   }
   MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
   return ops->event_wait(self, rt->context, rt->compute_done, rt->deadline_us);
 }
 
 MFSDP_API mfsdp_status mfsdp__init_group(mfsdp_runtime *rt, const mfsdp__group_entry *group,
-                                         mfsdp_init_fn fill, void *user, float *host, float *device)
-{
+                                         mfsdp_init_fn fill, void *user, float *host,
+                                         float *device) {
   int32_t count = 0, i;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &count);
   for (i = 0; i < count; ++i) {
     int64_t done, length;
     if (pieces[i].owner != group->rank) continue;
     for (done = 0; done < pieces[i].count; done += length) {
-      length = pieces[i].count - done < MFSDP__INIT_CHUNK ? pieces[i].count - done : MFSDP__INIT_CHUNK;
+      length =
+          pieces[i].count - done < MFSDP__INIT_CHUNK ? pieces[i].count - done : MFSDP__INIT_CHUNK;
       fill(user, group->param_first + pieces[i].param, pieces[i].first + done, length, host);
       MFSDP_TRY(mfsdp__init_store(rt, &pieces[i], done, length, host, device));
     }
@@ -69,9 +69,8 @@ MFSDP_API mfsdp_status mfsdp__init_group(mfsdp_runtime *rt, const mfsdp__group_e
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user, float *host,
-                                       float *device)
-{
+MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user,
+                                       float *host, float *device) {
   int32_t g;
   for (g = 0; g < rt->group_count; ++g)
     MFSDP_TRY(mfsdp__init_group(rt, &rt->groups[g], fill, user, host, device));
@@ -83,8 +82,7 @@ MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, vo
  * numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step, or a unit is
  * acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given back).
  */
-MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user)
-{
+MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user) {
   const size_t nbytes = MFSDP__INIT_CHUNK * sizeof(float);
   mfsdp_buffer host, device;
   mfsdp_status status;
@@ -118,30 +116,28 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
 typedef struct mfsdp__export_run {
   int64_t first, count; /* of the tensor */
   int32_t root, group;
-  float *chunk;         /* DEVICE: holds the tensor's elements from chunk_first on */
+  float *chunk; /* DEVICE: holds the tensor's elements from chunk_first on */
   int64_t chunk_first;
 } mfsdp__export_run;
 
 /* The owner's values in fp32, at their place in its own chunk: from the master, or from a FROZEN copy. */
 MFSDP_API mfsdp_status mfsdp__export_load(mfsdp_runtime *rt, const mfsdp_piece *piece,
-                                          const mfsdp__export_run *run, float *place)
-{
+                                          const mfsdp__export_run *run, float *place) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   const int64_t skipped = run->first - piece->first;
   const float *master = mfsdp__piece_master(rt, piece);
   const mfsdp_dtype compute = rt->units[piece->unit].compute;
   if (master != NULL)
-    return ops->copy(rt->backend->self, rt->communication, place, MFSDP_SPACE_DEVICE, master + skipped,
-                     rt->state_space, (size_t)run->count * sizeof(float));
+    return ops->copy(rt->backend->self, rt->communication, place, MFSDP_SPACE_DEVICE,
+                     master + skipped, rt->state_space, (size_t)run->count * sizeof(float));
   return ops->cast(rt->backend->self, rt->communication, place, MFSDP_F32,
-                   mfsdp__piece_copy(rt, piece) + (size_t)skipped * mfsdp_dtype_nbytes(compute), compute,
-                   run->count);
+                   mfsdp__piece_copy(rt, piece) + (size_t)skipped * mfsdp_dtype_nbytes(compute),
+                   compute, run->count);
 }
 
 /* One run from its owner to the receivers, at its place in their chunks; a batch of its own. */
 MFSDP_API mfsdp_status mfsdp__export_send(mfsdp_runtime *rt, const mfsdp_piece *piece,
-                                          const mfsdp__export_run *run)
-{
+                                          const mfsdp__export_run *run) {
   const mfsdp__group_entry *group = &rt->groups[run->group];
   float *place = run->chunk + (run->first - run->chunk_first);
   const size_t nbytes = (size_t)run->count * sizeof(float);
@@ -179,8 +175,7 @@ MFSDP_API mfsdp_status mfsdp__export_send(mfsdp_runtime *rt, const mfsdp_piece *
 /* Elements [first, first + count) of a parameter, through one slot. */
 MFSDP_API mfsdp_status mfsdp__export_chunk(mfsdp_runtime *rt, int32_t param, int32_t root,
                                            const mfsdp__slot *slot, int64_t first, int64_t count,
-                                           float *dst)
-{
+                                           float *dst) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   const mfsdp__param_entry *owner = &rt->params[rt->params[param].owner];
@@ -207,8 +202,7 @@ MFSDP_API mfsdp_status mfsdp__export_chunk(mfsdp_runtime *rt, int32_t param, int
 }
 
 MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t root,
-                                     const mfsdp__slot *slot, float *dst)
-{
+                                     const mfsdp__slot *slot, float *dst) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   const mfsdp__param_entry *entry = &rt->params[param];
   const int64_t numel = mfsdp_plan_param_numel(rt->groups[entry->group].plan, entry->index);
@@ -230,13 +224,14 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
  * and uses no other memory.
  * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is free.
  */
-MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root, float *dst)
-{
+MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root,
+                                          float *dst) {
   const mfsdp__group_entry *group;
   mfsdp_status status;
   int32_t slot;
   MFSDP_TRY(mfsdp__runtime_usable(rt));
-  group = param < 0 || param >= rt->param_count ? &rt->groups[0] : &rt->groups[rt->params[param].group];
+  group =
+      param < 0 || param >= rt->param_count ? &rt->groups[0] : &rt->groups[rt->params[param].group];
   if (param < 0 || param >= rt->param_count || root < -1 || root >= group->world)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
                       "export: parameter %d to root %d; needs 0 to %d, and -1 to %d", (int)param,
@@ -259,8 +254,7 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
 }
 
 /* The optimizer and its state table, for checkpoints and tests; lives as long as the runtime. */
-MFSDP_API const mfsdp_optimizer *mfsdp_runtime_optimizer(const mfsdp_runtime *rt)
-{
+MFSDP_API const mfsdp_optimizer *mfsdp_runtime_optimizer(const mfsdp_runtime *rt) {
   return rt->optimizer;
 }
 

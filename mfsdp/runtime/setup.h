@@ -15,8 +15,7 @@
 
 MFSDP_API mfsdp_optimizer_tensor mfsdp__setup_tensor(const mfsdp_runtime *rt,
                                                      const mfsdp__group_entry *group,
-                                                     const mfsdp_piece *piece)
-{
+                                                     const mfsdp_piece *piece) {
   const mfsdp__unit *unit = &rt->units[piece->unit];
   mfsdp_optimizer_tensor tensor = mfsdp__piece_tensor(group->plan, piece);
   tensor.param = rt->params[group->param_first + piece->param].presence;
@@ -26,13 +25,12 @@ MFSDP_API mfsdp_optimizer_tensor mfsdp__setup_tensor(const mfsdp_runtime *rt,
     tensor.param_data = (unsigned char *)rt->copy.data + unit->copy_first_nbytes +
                         (size_t)piece->shard_offset * mfsdp_dtype_nbytes(unit->compute);
   tensor.grad =
-    (const float *)rt->accumulator.data + unit->accumulator_first + piece->grad_shard_offset;
+      (const float *)rt->accumulator.data + unit->accumulator_first + piece->grad_shard_offset;
   return tensor;
 }
 
 /* Lists this rank's trainable pieces, group after group; counts them while `tensors` is NULL. */
-MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_tensor *tensors)
-{
+MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_tensor *tensors) {
   int32_t used = 0, g, i;
   for (g = 0; g < rt->group_count; ++g) {
     const mfsdp__group_entry *group = &rt->groups[g];
@@ -47,8 +45,7 @@ MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_
   return used;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt) {
   const int32_t count = mfsdp__setup_tensors(rt, NULL);
   mfsdp_optimizer_desc desc = *rt->desc->optimizer;
   mfsdp_status status;
@@ -57,16 +54,15 @@ MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt)
                               "runtime optimizer tensors", &tensors));
   (void)mfsdp__setup_tensors(rt, (mfsdp_optimizer_tensor *)tensors);
   desc.state_space = rt->desc->state_space;
-  status = mfsdp_optimizer_create(rt->context, rt->backend, &desc, (const mfsdp_optimizer_tensor *)tensors,
-                                  count, &rt->optimizer);
+  status = mfsdp_optimizer_create(rt->context, rt->backend, &desc,
+                                  (const mfsdp_optimizer_tensor *)tensors, count, &rt->optimizer);
   mfsdp_table_free(rt->context, tensors, (size_t)count, sizeof(mfsdp_optimizer_tensor));
   return status;
 }
 
 /* ---- life cycle ---- */
 
-MFSDP_API mfsdp_status mfsdp__setup_queues(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_queues(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   MFSDP_TRY(ops->queue_create(self, rt->context, "communication", &rt->communication));
@@ -81,8 +77,7 @@ MFSDP_API mfsdp_status mfsdp__setup_queues(mfsdp_runtime *rt)
   return ops->event_create(self, rt->context, &rt->step_done);
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt) {
   void *memory;
   int32_t g;
   MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->export_xfer_count, sizeof(*rt->export_xfers),
@@ -96,8 +91,7 @@ MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt)
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes)
-{
+MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes) {
   int32_t g;
   MFSDP_TRY(mfsdp__setup_groups(rt));
   MFSDP_TRY(mfsdp__setup_queues(rt));
@@ -106,7 +100,8 @@ MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes
   MFSDP_TRY(mfsdp__setup_owners(rt));
   MFSDP_TRY(mfsdp__setup_prefetch(rt));
   MFSDP_TRY(mfsdp__setup_memory(rt, sizes));
-  for (g = 0; g < rt->group_count; ++g) MFSDP_TRY(mfsdp__setup_replica(rt, &rt->groups[g]));
+  for (g = 0; g < rt->group_count; ++g)
+    MFSDP_TRY(mfsdp__setup_replica(rt, &rt->groups[g]));
   MFSDP_TRY(mfsdp__setup_verdict(rt)); /* numbers the presence bits that optimizer items refer to */
   MFSDP_TRY(mfsdp__setup_optimizer(rt));
   MFSDP_TRY(mfsdp__setup_export(rt));
@@ -114,11 +109,11 @@ MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes
   rt->optimizer_end = mfsdp_trace_mark_make(rt->context, 0, "compute", "optimizer");
   /* Masters, slots and accumulators are cleared on `compute`: other queues come after that. */
   MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done));
-  return rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->step_done, rt->deadline_us);
+  return rt->backend->ops->event_wait(rt->backend->self, rt->context, rt->step_done,
+                                      rt->deadline_us);
 }
 
-MFSDP_API void mfsdp__teardown_ring(mfsdp_runtime *rt, mfsdp__ring *ring)
-{
+MFSDP_API void mfsdp__teardown_ring(mfsdp_runtime *rt, mfsdp__ring *ring) {
   int32_t i;
   for (i = 0; i < ring->count && ring->slots != NULL; ++i)
     if (ring->slots[i].idle != NULL)
@@ -127,8 +122,7 @@ MFSDP_API void mfsdp__teardown_ring(mfsdp_runtime *rt, mfsdp__ring *ring)
   mfsdp_table_free(rt->context, ring->slots, (size_t)ring->count, sizeof(*ring->slots));
 }
 
-MFSDP_API void mfsdp__teardown_verdict(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__teardown_verdict(mfsdp_runtime *rt) {
   mfsdp__verdict_tables *t = &rt->verdict;
   mfsdp_coll_destroy(rt->context, t->replica_gather);
   mfsdp_coll_destroy(rt->context, t->gather);
@@ -143,8 +137,7 @@ MFSDP_API void mfsdp__teardown_verdict(mfsdp_runtime *rt)
   mfsdp_buffer_free(rt->context, rt->backend, &t->messages);
 }
 
-MFSDP_API void mfsdp__teardown_groups(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__teardown_groups(mfsdp_runtime *rt) {
   int32_t g;
   for (g = 0; g < rt->group_count; ++g) {
     mfsdp_coll_destroy(rt->context, rt->groups[g].replica_gather);
@@ -154,8 +147,7 @@ MFSDP_API void mfsdp__teardown_groups(mfsdp_runtime *rt)
   mfsdp_table_free(rt->context, rt->groups, (size_t)rt->group_count, sizeof(*rt->groups));
 }
 
-MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count && rt->units != NULL; ++u) {
     mfsdp_coll_destroy(rt->context, rt->units[u].reduce);
@@ -171,8 +163,7 @@ MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt)
   mfsdp_table_free(rt->context, rt->units, (size_t)rt->unit_count, sizeof(*rt->units));
 }
 
-MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   mfsdp_event *events[4];
@@ -211,8 +202,7 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt)
  * transports, so that peers do not wait for this rank.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                            mfsdp_runtime **out)
-{
+                                            mfsdp_runtime **out) {
   mfsdp__sizes sizes;
   mfsdp_runtime *rt;
   mfsdp_status status;
@@ -252,8 +242,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
  * waits for this rank's queues only, which the poisoned transport lets run dry, and returns MFSDP_OK;
  * otherwise the status of the wait. The runtime is gone in any case.
  */
-MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops;
   mfsdp_status status = MFSDP_OK;
   if (rt == NULL) return MFSDP_OK;
@@ -263,9 +252,9 @@ MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt)
     if (status == MFSDP_OK)
       status = ops->event_record(rt->backend->self, rt->compute, rt->compute_done);
     if (status == MFSDP_OK)
-      status = ops->event_wait(rt->backend->self, rt->context, rt->compute_done,
-                               rt->deadline_us);
-    if (status != MFSDP_OK) (void)mfsdp__runtime_failed(rt, status); /* peers must not wait for us */
+      status = ops->event_wait(rt->backend->self, rt->context, rt->compute_done, rt->deadline_us);
+    if (status != MFSDP_OK)
+      (void)mfsdp__runtime_failed(rt, status); /* peers must not wait for us */
   }
   mfsdp__teardown(rt);
   return status;

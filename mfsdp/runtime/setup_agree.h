@@ -16,15 +16,13 @@
 
 /* ---- comparisons ---- */
 
-MFSDP_API uint64_t mfsdp__hash_f64(uint64_t hash, double value)
-{
+MFSDP_API uint64_t mfsdp__hash_f64(uint64_t hash, double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof(bits));
   return mfsdp_hash_u64(hash, bits);
 }
 
-MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_group *group)
-{
+MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_group *group) {
   const mfsdp_newton_schulz_desc *ns = &group->muon.newton_schulz;
   int32_t i, k;
   hash = mfsdp_hash_u64(hash, (uint64_t)group->algorithm);
@@ -46,13 +44,13 @@ MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_grou
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->norm_rule);
   hash = mfsdp__hash_f64(hash, ns->eps);
   for (i = 0; i < ns->coefficient_count; ++i)
-    for (k = 0; k < 3; ++k) hash = mfsdp__hash_f64(hash, ns->coefficients[i][k]);
+    for (k = 0; k < 3; ++k)
+      hash = mfsdp__hash_f64(hash, ns->coefficients[i][k]);
   return hash;
 }
 
 /* Every option that must be equal on all ranks. */
-MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc)
-{
+MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc) {
   uint64_t hash = MFSDP_HASH_SEED;
   int32_t i;
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->group_count);
@@ -80,9 +78,9 @@ MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc)
   return hash;
 }
 
-MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context, const mfsdp_control *control,
-                                                const void *in, size_t nbytes, void *out)
-{
+MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context,
+                                                const mfsdp_control *control, const void *in,
+                                                size_t nbytes, void *out) {
   return control->ops->allgather(control->self, context, in, nbytes, out, control->deadline_us);
 }
 
@@ -91,25 +89,24 @@ MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context, const mf
 
 /* Finds the first parameter whose hash differs from rank 0's on some rank; MFSDP_OK if there is none.
  * `all`: world x MFSDP__AGREE_PARAMS words. */
-MFSDP_API mfsdp_status mfsdp__agree_on_hashes(mfsdp_context *context, const mfsdp_plan *plan,
-                                              const mfsdp_control *control, int32_t count,
-                                              uint64_t (*hash)(const mfsdp_plan *plan, int32_t param),
-                                              const char *what, uint64_t *all)
-{
+MFSDP_API mfsdp_status mfsdp__agree_on_hashes(
+    mfsdp_context *context, const mfsdp_plan *plan, const mfsdp_control *control, int32_t count,
+    uint64_t (*hash)(const mfsdp_plan *plan, int32_t param), const char *what, uint64_t *all) {
   uint64_t own[MFSDP__AGREE_PARAMS];
   int32_t first, i, r;
   for (first = 0; first < count; first += MFSDP__AGREE_PARAMS) {
     memset(own, 0, sizeof(own));
-    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i) own[i] = hash(plan, first + i);
+    for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i)
+      own[i] = hash(plan, first + i);
     MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
     for (i = 0; i < MFSDP__AGREE_PARAMS && first + i < count; ++i)
       for (r = 1; r < control->world; ++r)
         if (all[r * MFSDP__AGREE_PARAMS + i] != all[i])
-          return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
-                                 "runtime: the plans of ranks 0 and %d differ%s, first at parameter %d "
-                                 "(here: %s)",
-                                 (int)r, what, (int)(first + i),
-                                 mfsdp_plan_param(plan, first + i)->name);
+          return MFSDP_FAIL_PEER(
+              context, MFSDP_E_MISMATCH, r,
+              "runtime: the plans of ranks 0 and %d differ%s, first at parameter %d "
+              "(here: %s)",
+              (int)r, what, (int)(first + i), mfsdp_plan_param(plan, first + i)->name);
   }
   return MFSDP_OK;
 }
@@ -118,13 +115,14 @@ MFSDP_API mfsdp_status mfsdp__agree_on_hashes(mfsdp_context *context, const mfsd
  * rank runs it with the smallest parameter count of all and the count that differs from it, if any. */
 MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
                                               const mfsdp_control *control, int32_t smallest,
-                                              int32_t largest, uint64_t *all)
-{
-  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_description_hash, "", all));
+                                              int32_t largest, uint64_t *all) {
+  MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_description_hash,
+                                   "", all));
   if (smallest != largest)
-    return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
-                      "runtime: some rank's plan has %d parameters and another's %d; the first %d agree",
-                      (int)smallest, (int)largest, (int)smallest);
+    return MFSDP_FAIL(
+        context, MFSDP_E_MISMATCH,
+        "runtime: some rank's plan has %d parameters and another's %d; the first %d agree",
+        (int)smallest, (int)largest, (int)smallest);
   MFSDP_TRY(mfsdp__agree_on_hashes(context, plan, control, smallest, mfsdp_plan_param_hash,
                                    " in owners or offsets", all));
   return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
@@ -137,26 +135,24 @@ MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsd
  * seen by its replicas. All of them have the same one, or owners of different pieces would be summed.
  */
 MFSDP_API mfsdp_status mfsdp__agree_on_places(mfsdp_context *context, int32_t g, int over_replicas,
-                                              const uint64_t *all, int32_t world)
-{
+                                              const uint64_t *all, int32_t world) {
   int32_t r;
   for (r = 1; r < world; ++r) {
     const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
     if (theirs[4] != all[4] || theirs[5] != all[5])
-      return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
-                             "runtime: groups[%d], ranks 0 and %d of %s: one is %s %llu of %llu, the other "
-                             "%llu of %llu",
-                             (int)g, (int)r, over_replicas ? "the replicas" : "a copy",
-                             over_replicas ? "rank" : "replica", (unsigned long long)all[5],
-                             (unsigned long long)all[4], (unsigned long long)theirs[5],
-                             (unsigned long long)theirs[4]);
+      return MFSDP_FAIL_PEER(
+          context, MFSDP_E_MISMATCH, r,
+          "runtime: groups[%d], ranks 0 and %d of %s: one is %s %llu of %llu, the other "
+          "%llu of %llu",
+          (int)g, (int)r, over_replicas ? "the replicas" : "a copy",
+          over_replicas ? "rank" : "replica", (unsigned long long)all[5],
+          (unsigned long long)all[4], (unsigned long long)theirs[5], (unsigned long long)theirs[4]);
   }
   return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                             int32_t g, int over_replicas, uint64_t *all)
-{
+                                             int32_t g, int over_replicas, uint64_t *all) {
   const mfsdp_group *group = &desc->groups[g];
   const mfsdp_plan *plan = group->plan;
   const mfsdp_control *control = over_replicas ? group->replica_control : group->control;
@@ -178,8 +174,8 @@ MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp
     for (w = 0; w < 2; ++w)
       if (theirs[w] != all[w])
         return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,
-                               "runtime: the %s of rank %d is %llx, of rank 0 %llx", what[w], (int)r,
-                               (unsigned long long)theirs[w], (unsigned long long)all[w]);
+                               "runtime: the %s of rank %d is %llx, of rank 0 %llx", what[w],
+                               (int)r, (unsigned long long)theirs[w], (unsigned long long)all[w]);
     plans_differ = plans_differ || theirs[2] != all[2] || theirs[3] != all[3];
     if (theirs[2] < smallest) smallest = theirs[2];
     if (theirs[2] > largest) largest = theirs[2];
@@ -199,8 +195,8 @@ typedef struct mfsdp__outcome {
 } mfsdp__outcome;
 
 /* 0 where there is nothing to agree on. */
-MFSDP_API uint64_t mfsdp__agree_unit_hash(const mfsdp_runtime_desc *desc, const mfsdp__sizes *sizes)
-{
+MFSDP_API uint64_t mfsdp__agree_unit_hash(const mfsdp_runtime_desc *desc,
+                                          const mfsdp__sizes *sizes) {
   uint64_t hash = mfsdp_hash_u64(MFSDP_HASH_SEED, (uint64_t)sizes->param_slot_count);
   int32_t g, u, i;
   if (desc->prefetch_depth == 0 || desc->group_count == 1) return 0;
@@ -221,8 +217,7 @@ MFSDP_API uint64_t mfsdp__agree_unit_hash(const mfsdp_runtime_desc *desc, const 
 
 /* Tells `own` over one control plane. It becomes the first failure of all, or says that units differ. */
 MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_control *control,
-                                           mfsdp__outcome *own, mfsdp__outcome *all)
-{
+                                           mfsdp__outcome *own, mfsdp__outcome *all) {
   int32_t r;
   MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(*own), all));
   for (r = 0; r < control->world; ++r)
@@ -230,13 +225,15 @@ MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_c
       *own = all[r];
       return MFSDP_OK;
     }
-  for (r = 1; r < control->world && all[r].unit_hash == all[0].unit_hash; ++r) continue;
+  for (r = 1; r < control->world && all[r].unit_hash == all[0].unit_hash; ++r)
+    continue;
   *own = all[0];
   if (r == control->world) return MFSDP_OK;
   own->status = MFSDP_E_MISMATCH;
-  (void)snprintf(own->message, sizeof(own->message),
-                 "runtime: with prefetch_depth above 0 all ranks need the same unit numbers, in the same "
-                 "groups and tied alike, or they would gather in different orders; one rank differs");
+  (void)snprintf(
+      own->message, sizeof(own->message),
+      "runtime: with prefetch_depth above 0 all ranks need the same unit numbers, in the same "
+      "groups and tied alike, or they would gather in different orders; one rank differs");
   return MFSDP_OK;
 }
 
@@ -245,8 +242,8 @@ MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_c
  * same on all of them: MFSDP_OK, or a failure that all know of. *told = 1 then.
  */
 MFSDP_API mfsdp_status mfsdp__agree_outcome(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                            uint64_t unit_hash, mfsdp_status found, void *all, int *told)
-{
+                                            uint64_t unit_hash, mfsdp_status found, void *all,
+                                            int *told) {
   const mfsdp_group *first = &desc->groups[0];
   const mfsdp_error error = context->error;
   mfsdp__outcome own;
@@ -270,8 +267,7 @@ MFSDP_API mfsdp_status mfsdp__agree_outcome(mfsdp_context *context, const mfsdp_
 
 /* Inside group g and over its replicas. A difference does not end it: peers take part in both. */
 MFSDP_API mfsdp_status mfsdp__agree_on_group(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                             int32_t g, uint64_t *all)
-{
+                                             int32_t g, uint64_t *all) {
   const mfsdp_status inside = mfsdp__agree_on_words(context, desc, g, 0, all);
   const mfsdp_error error = context->error;
   mfsdp_status over = MFSDP_OK;
@@ -283,9 +279,9 @@ MFSDP_API mfsdp_status mfsdp__agree_on_group(mfsdp_context *context, const mfsdp
 }
 
 /* Group 0 first, alone: after that all ranks have as many groups. */
-MFSDP_API mfsdp_status mfsdp__agree_on_groups(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                              uint64_t unit_hash, uint64_t *all, int *told)
-{
+MFSDP_API mfsdp_status mfsdp__agree_on_groups(mfsdp_context *context,
+                                              const mfsdp_runtime_desc *desc, uint64_t unit_hash,
+                                              uint64_t *all, int *told) {
   mfsdp_status found = mfsdp__agree_on_group(context, desc, 0, all);
   mfsdp_error error;
   int32_t g;
@@ -305,8 +301,7 @@ MFSDP_API mfsdp_status mfsdp__agree_on_groups(mfsdp_context *context, const mfsd
 }
 
 /* For a rank that gives up where the others do not know: peers must not wait for it. */
-MFSDP_API void mfsdp__groups_poison(const mfsdp_runtime_desc *desc, const mfsdp_error *why)
-{
+MFSDP_API void mfsdp__groups_poison(const mfsdp_runtime_desc *desc, const mfsdp_error *why) {
   int32_t g;
   for (g = 0; g < desc->group_count; ++g) {
     const mfsdp_group *group = &desc->groups[g];
@@ -320,8 +315,7 @@ MFSDP_API void mfsdp__groups_poison(const mfsdp_runtime_desc *desc, const mfsdp_
  * then. Any other failure poisons the transports.
  */
 MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
-                                            const mfsdp__sizes *sizes)
-{
+                                            const mfsdp__sizes *sizes) {
   mfsdp_status status;
   int32_t g, world = 1;
   int told = 0;
@@ -331,10 +325,11 @@ MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_
     if (group->control->world > world) world = group->control->world;
     if (group->replica != NULL && group->replica->world > world) world = group->replica->world;
   }
-  status = mfsdp_table_alloc(context, (size_t)world, sizeof(mfsdp__outcome), "runtime agreement", &all);
+  status =
+      mfsdp_table_alloc(context, (size_t)world, sizeof(mfsdp__outcome), "runtime agreement", &all);
   if (status == MFSDP_OK) {
-    status = mfsdp__agree_on_groups(context, desc, mfsdp__agree_unit_hash(desc, sizes), (uint64_t *)all,
-                                    &told);
+    status = mfsdp__agree_on_groups(context, desc, mfsdp__agree_unit_hash(desc, sizes),
+                                    (uint64_t *)all, &told);
     mfsdp_table_free(context, all, (size_t)world, sizeof(mfsdp__outcome));
   }
   if (status != MFSDP_OK && !told) mfsdp__groups_poison(desc, &context->error);

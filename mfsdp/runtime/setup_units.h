@@ -13,8 +13,7 @@
 
 /* ---- groups and parameters ---- */
 
-MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt) {
   void *memory;
   int32_t g;
   MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->desc->group_count, sizeof(*rt->groups),
@@ -46,8 +45,7 @@ MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt)
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_params(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_params(mfsdp_runtime *rt) {
   void *memory;
   int32_t g, i;
   MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->param_count, sizeof(*rt->params),
@@ -73,8 +71,7 @@ MFSDP_API mfsdp_status mfsdp__setup_params(mfsdp_runtime *rt)
 }
 
 /* Lists, for each unit, the other units that own its tied tensors, each once. */
-MFSDP_API mfsdp_status mfsdp__setup_owners(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_owners(mfsdp_runtime *rt) {
   void *memory;
   int32_t i, k, u, used = 0;
   for (i = 0; i < rt->param_count; ++i)
@@ -87,7 +84,8 @@ MFSDP_API mfsdp_status mfsdp__setup_owners(mfsdp_runtime *rt)
     unit->owners = rt->owner_units + used;
     for (i = 0; i < unit->param_count; ++i) {
       const int32_t owner_unit = rt->params[unit->param_first + unit->params[i]].unit;
-      for (k = 0; k < unit->owner_count && unit->owners[k] != owner_unit; ++k) continue;
+      for (k = 0; k < unit->owner_count && unit->owners[k] != owner_unit; ++k)
+        continue;
       if (owner_unit == u || k < unit->owner_count) continue;
       unit->owners[unit->owner_count++] = owner_unit;
       ++used;
@@ -98,9 +96,8 @@ MFSDP_API mfsdp_status mfsdp__setup_owners(mfsdp_runtime *rt)
 
 /* ---- units ---- */
 
-MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index, mfsdp_layout_kind kind,
-                                              mfsdp_coll **out)
-{
+MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index,
+                                              mfsdp_layout_kind kind, mfsdp_coll **out) {
   const int gather = kind == MFSDP_LAYOUT_GATHER;
   mfsdp__unit *unit = &rt->units[index];
   const mfsdp__group_entry *group = &rt->groups[unit->group];
@@ -110,7 +107,8 @@ MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index, 
   void *extents = NULL;
   int32_t capacity = 0;
   MFSDP_TRY(mfsdp_plan_extents(rt->context, group->plan, index, kind, NULL, 0, &capacity));
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)capacity, sizeof(mfsdp_extent), "extents", &extents));
+  MFSDP_TRY(
+      mfsdp_table_alloc(rt->context, (size_t)capacity, sizeof(mfsdp_extent), "extents", &extents));
   memset(&layout, 0, sizeof(layout));
   layout.struct_nbytes = sizeof(layout);
   layout.extents = (const mfsdp_extent *)extents;
@@ -124,16 +122,15 @@ MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index, 
   desc.transport = group->transport;
   desc.chunk_nbytes = rt->desc->chunk_nbytes;
   desc.label = gather ? unit->gather_label : unit->reduce_label;
-  status = mfsdp_plan_extents(rt->context, group->plan, index, kind, (mfsdp_extent *)extents, capacity,
-                              &layout.extent_count);
+  status = mfsdp_plan_extents(rt->context, group->plan, index, kind, (mfsdp_extent *)extents,
+                              capacity, &layout.extent_count);
   if (status == MFSDP_OK) status = mfsdp_coll_create(rt->context, &desc, out);
   mfsdp_table_free(rt->context, extents, (size_t)capacity, sizeof(mfsdp_extent));
   return status;
 }
 
 MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t index,
-                                         mfsdp__sizes *used)
-{
+                                         mfsdp__sizes *used) {
   const mfsdp__group_entry *group = &rt->groups[g];
   const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(rt->desc, group->plan, group->rank, index);
   mfsdp__unit *unit = &rt->units[index];
@@ -171,14 +168,13 @@ MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t i
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_units(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_units(mfsdp_runtime *rt) {
   mfsdp__sizes used; /* as far as the tables go: offsets of the next unit */
   void *memory;
   int32_t g, u;
   memset(&used, 0, sizeof(used));
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->unit_count, sizeof(*rt->units), "runtime units",
-                              &memory));
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->unit_count, sizeof(*rt->units),
+                              "runtime units", &memory));
   rt->units = (mfsdp__unit *)memory;
   for (u = 0; u < rt->unit_count; ++u)
     rt->units[u].group = rt->units[u].param_slot = rt->units[u].grad_slot = -1;
@@ -194,8 +190,7 @@ MFSDP_API mfsdp_status mfsdp__setup_units(mfsdp_runtime *rt)
 /* ---- what comes next ---- */
 
 /* The next unit of this rank after `unit` in direction `step`; -1 at the end. */
-MFSDP_API int32_t mfsdp__unit_neighbour(const mfsdp_runtime *rt, int32_t unit, int32_t step)
-{
+MFSDP_API int32_t mfsdp__unit_neighbour(const mfsdp_runtime *rt, int32_t unit, int32_t step) {
   for (unit += step; unit >= 0 && unit < rt->unit_count; unit += step)
     if (rt->units[unit].group >= 0) return unit;
   return -1;
@@ -206,8 +201,7 @@ MFSDP_API int32_t mfsdp__unit_neighbour(const mfsdp_runtime *rt, int32_t unit, i
  * last unit, turns around into the backward order, which starts with the last unit itself.
  */
 MFSDP_API int32_t mfsdp__prefetch_list(const mfsdp_runtime *rt, int32_t index, mfsdp_use use,
-                                       int32_t *out)
-{
+                                       int32_t *out) {
   int32_t count = 0, unit = index, step = use == MFSDP_USE_BACKWARD ? -1 : 1;
   while (count < rt->desc->prefetch_depth) {
     const int32_t next = mfsdp__unit_neighbour(rt, unit, step);
@@ -222,22 +216,21 @@ MFSDP_API int32_t mfsdp__prefetch_list(const mfsdp_runtime *rt, int32_t index, m
   return count;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_prefetch(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__setup_prefetch(mfsdp_runtime *rt) {
   void *memory;
   int32_t u, use, used = 0;
   if (rt->desc->prefetch_depth == 0) return MFSDP_OK;
   for (u = 0; u < rt->unit_count; ++u)
     for (use = MFSDP_USE_FORWARD; use <= MFSDP_USE_EVALUATE && rt->units[u].group >= 0; ++use)
       rt->prefetch_unit_count += mfsdp__prefetch_list(rt, u, (mfsdp_use)use, NULL);
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->prefetch_unit_count, sizeof(*rt->prefetch_units),
-                              "runtime prefetch lists", &memory));
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)rt->prefetch_unit_count,
+                              sizeof(*rt->prefetch_units), "runtime prefetch lists", &memory));
   rt->prefetch_units = (int32_t *)memory;
   for (u = 0; u < rt->unit_count; ++u)
     for (use = MFSDP_USE_FORWARD; use <= MFSDP_USE_EVALUATE && rt->units[u].group >= 0; ++use) {
       rt->units[u].prefetch[use] = rt->prefetch_units + used;
       rt->units[u].prefetch_count[use] =
-        mfsdp__prefetch_list(rt, u, (mfsdp_use)use, rt->prefetch_units + used);
+          mfsdp__prefetch_list(rt, u, (mfsdp_use)use, rt->prefetch_units + used);
       used += rt->units[u].prefetch_count[use];
     }
   return MFSDP_OK;
@@ -247,8 +240,7 @@ MFSDP_API mfsdp_status mfsdp__setup_prefetch(mfsdp_runtime *rt)
 
 /* A cleared buffer; PINNED and HOST memory is cleared by the host. */
 MFSDP_API mfsdp_status mfsdp__setup_buffer(mfsdp_runtime *rt, size_t nbytes, mfsdp_space space,
-                                           mfsdp_memory_class memory_class, mfsdp_buffer *out)
-{
+                                           mfsdp_memory_class memory_class, mfsdp_buffer *out) {
   MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, space, memory_class, out));
   if (space == MFSDP_SPACE_DEVICE)
     return rt->backend->ops->fill_bytes(rt->backend->self, rt->compute, out->data, 0, nbytes);
@@ -257,8 +249,7 @@ MFSDP_API mfsdp_status mfsdp__setup_buffer(mfsdp_runtime *rt, size_t nbytes, mfs
 }
 
 MFSDP_API mfsdp_status mfsdp__setup_ring(mfsdp_runtime *rt, int32_t count, size_t slot_nbytes,
-                                         mfsdp__ring *ring)
-{
+                                         mfsdp__ring *ring) {
   void *memory;
   int32_t i;
   MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)count, sizeof(*ring->slots), "runtime slots",
@@ -266,8 +257,8 @@ MFSDP_API mfsdp_status mfsdp__setup_ring(mfsdp_runtime *rt, int32_t count, size_
   ring->slots = (mfsdp__slot *)memory;
   ring->count = count;
   ring->slot_nbytes = slot_nbytes;
-  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)count * slot_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SLOT,
-                                &ring->buffer));
+  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)count * slot_nbytes, MFSDP_SPACE_DEVICE,
+                                MFSDP_MEMORY_SLOT, &ring->buffer));
   for (i = 0; i < count; ++i) {
     ring->slots[i].unit = -1;
     ring->slots[i].data = (unsigned char *)ring->buffer.data + (size_t)i * slot_nbytes;
@@ -276,25 +267,26 @@ MFSDP_API mfsdp_status mfsdp__setup_ring(mfsdp_runtime *rt, int32_t count, size_
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_memory(mfsdp_runtime *rt, const mfsdp__sizes *sizes)
-{
-  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->master_count * sizeof(float), rt->desc->state_space,
-                                MFSDP_MEMORY_SHARD, &rt->master));
-  MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->copy_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SHARD, &rt->copy));
-  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->accumulator_count * sizeof(float), MFSDP_SPACE_DEVICE,
-                                MFSDP_MEMORY_GRAD, &rt->accumulator));
+MFSDP_API mfsdp_status mfsdp__setup_memory(mfsdp_runtime *rt, const mfsdp__sizes *sizes) {
+  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->master_count * sizeof(float),
+                                rt->desc->state_space, MFSDP_MEMORY_SHARD, &rt->master));
+  MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->copy_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SHARD,
+                                &rt->copy));
+  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->accumulator_count * sizeof(float),
+                                MFSDP_SPACE_DEVICE, MFSDP_MEMORY_GRAD, &rt->accumulator));
   MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->staging_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING,
                                 &rt->staging));
-  MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->wire_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &rt->wire));
-  MFSDP_TRY(mfsdp__setup_ring(rt, sizes->param_slot_count, sizes->param_slot_nbytes, &rt->param_ring));
+  MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->wire_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING,
+                                &rt->wire));
+  MFSDP_TRY(
+      mfsdp__setup_ring(rt, sizes->param_slot_count, sizes->param_slot_nbytes, &rt->param_ring));
   return mfsdp__setup_ring(rt, sizes->grad_slot_count, sizes->grad_slot_nbytes, &rt->grad_ring);
 }
 
 /* ---- replicas ---- */
 
 /* Sums a group's accumulators over its replicas: each replica adds up one part, then all gather. */
-MFSDP_API mfsdp_status mfsdp__setup_replica(mfsdp_runtime *rt, mfsdp__group_entry *group)
-{
+MFSDP_API mfsdp_status mfsdp__setup_replica(mfsdp_runtime *rt, mfsdp__group_entry *group) {
   const int32_t replicas = group->replica_world;
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
   mfsdp_extent *parts;
@@ -303,9 +295,11 @@ MFSDP_API mfsdp_status mfsdp__setup_replica(mfsdp_runtime *rt, mfsdp__group_entr
   void *memory;
   int32_t k;
   if (group->replica == NULL || group->accumulator_count == 0) return MFSDP_OK;
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)replicas, sizeof(mfsdp_extent), "replica parts", &memory));
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, (size_t)replicas, sizeof(mfsdp_extent), "replica parts",
+                              &memory));
   parts = (mfsdp_extent *)memory;
-  for (k = 0; k < replicas; ++k) parts[k] = mfsdp__replica_part(group->accumulator_count, replicas, k);
+  for (k = 0; k < replicas; ++k)
+    parts[k] = mfsdp__replica_part(group->accumulator_count, replicas, k);
   memset(&layout, 0, sizeof(layout));
   layout.struct_nbytes = sizeof(layout);
   layout.extents = parts;

@@ -12,8 +12,7 @@
 #define MFSDP__SMALLEST_LOSS_SCALE 1.17549435082228750797e-38
 
 /* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
-MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped)
-{
+MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped) {
   const mfsdp_loss_scale *rule = &rt->scaling;
   if (rule->initial == 0.0) return;
   if (skipped) {
@@ -24,13 +23,12 @@ MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped)
   }
   if (++rt->steps_since_skip < rule->growth_interval) return;
   rt->steps_since_skip = 0;
-  rt->loss_scale = rt->loss_scale * rule->growth > rule->largest ? rule->largest
-                                                                   : rt->loss_scale * rule->growth;
+  rt->loss_scale =
+      rt->loss_scale * rule->growth > rule->largest ? rule->largest : rt->loss_scale * rule->growth;
 }
 
 /* Takes in the record of the last step, if that has not been done: waits for its verdict. */
-MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt) {
   const mfsdp_verdict_record *record = (const mfsdp_verdict_record *)rt->verdict.record.data;
   mfsdp_verdict *v = &rt->last_verdict;
   if (!rt->verdict_pending) return MFSDP_OK;
@@ -47,19 +45,20 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt)
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
-  if (rt->verdict.weight_word == 0 || v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
+  if (rt->verdict.weight_word == 0 ||
+      v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
     mfsdp__step_adapt_loss_scale(rt, v->skipped);
   rt->verdict_pending = 0;
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_desc *desc) {
   mfsdp_context *context = rt->context;
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "step: desc is NULL or its struct_nbytes is not %zu (use mfsdp_step_desc_default)",
-                      sizeof(*desc));
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "step: desc is NULL or its struct_nbytes is not %zu (use mfsdp_step_desc_default)",
+        sizeof(*desc));
   if (desc->micro_batch_count < 1 || desc->micro_batch_count > rt->verdict.value_capacity)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "step: micro_batch_count is %d, needs 1 to max_micro_batches (%d)",
@@ -71,7 +70,8 @@ MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_des
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "step: lr_factor is %g, needs 0 or more",
                       desc->lr_factor);
   if (rt->in_step)
-    return MFSDP_FAIL(context, MFSDP_E_STATE, "step: the one before was not ended (mfsdp_step_end)");
+    return MFSDP_FAIL(context, MFSDP_E_STATE,
+                      "step: the one before was not ended (mfsdp_step_end)");
   return MFSDP_OK;
 }
 
@@ -79,8 +79,7 @@ MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_des
  * Begins a step; `desc` is equal on all ranks. Waits for the verdict of the step before.
  * E_ARGUMENT; E_STATE: a step is open.
  */
-MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc *desc)
-{
+MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc *desc) {
   uint64_t nan_bits;
   const double not_reported = (double)NAN;
   uint64_t *header = (uint64_t *)rt->verdict.header.data;
@@ -94,8 +93,10 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
   rt->in_step = 1;
   memset(header, 0, rt->verdict.header.nbytes);
   memcpy(&nan_bits, &not_reported, sizeof(nan_bits));
-  for (i = 0; i < rt->verdict.value_capacity; ++i) header[1 + i] = nan_bits; /* weights stay 0 */
-  for (i = 0; i < rt->unit_count; ++i) rt->units[i].reduces = 0;
+  for (i = 0; i < rt->verdict.value_capacity; ++i)
+    header[1 + i] = nan_bits; /* weights stay 0 */
+  for (i = 0; i < rt->unit_count; ++i)
+    rt->units[i].reduces = 0;
   return MFSDP_OK;
 }
 
@@ -103,8 +104,7 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
  * Reports a value (the loss) of the next micro-batch; the verdict holds the mean over all sample blocks.
  * E_STATE: no step is open, or more values than micro-batches.
  */
-MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value)
-{
+MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (!rt->in_step || rt->value_count >= rt->micro_batch_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step value: %s",
@@ -120,14 +120,13 @@ MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value)
  * E_STATE: not weighted, no step is open, or more weights than micro-batches. E_ARGUMENT: negative or
  * not finite.
  */
-MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight)
-{
+MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (rt->verdict.weight_word == 0 || !rt->in_step || rt->weight_count >= rt->micro_batch_count)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step weight: %s",
                       rt->verdict.weight_word == 0 ? "the runtime was not made with weighted"
-                      : rt->in_step      ? "more weights than micro-batches"
-                                         : "no step is open");
+                      : rt->in_step                ? "more weights than micro-batches"
+                                                   : "no step is open");
   if (!(weight >= 0.0) || !(weight <= 1e300))
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "step weight: %g, needs 0 or more", weight);
   memcpy((uint64_t *)rt->verdict.header.data + rt->verdict.weight_word + rt->weight_count, &weight,
@@ -137,10 +136,11 @@ MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight)
 }
 
 /* What the trainer multiplies its loss gradient with in this step; 1 without loss scaling. */
-MFSDP_API double mfsdp_runtime_loss_scale(const mfsdp_runtime *rt) { return rt->loss_scale; }
+MFSDP_API double mfsdp_runtime_loss_scale(const mfsdp_runtime *rt) {
+  return rt->loss_scale;
+}
 
-MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt) {
   int32_t i;
   if (!rt->in_step)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "step end: no step is open (mfsdp_step_begin)");
@@ -165,22 +165,20 @@ MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt)
 }
 
 /* Accumulators of units that no micro-batch reduced still hold the step before. */
-MFSDP_API mfsdp_status mfsdp__step_clear_unused(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_clear_unused(mfsdp_runtime *rt) {
   int32_t i;
   for (i = 0; i < rt->unit_count; ++i) {
     const mfsdp__unit *unit = &rt->units[i];
     if (unit->reduces > 0 || unit->accumulator_count == 0) continue;
-    MFSDP_TRY(rt->backend->ops->fill_bytes(
-      rt->backend->self, rt->compute, (float *)rt->accumulator.data + unit->accumulator_first, 0,
-      (size_t)unit->accumulator_count * sizeof(float)));
+    MFSDP_TRY(rt->backend->ops->fill_bytes(rt->backend->self, rt->compute,
+                                           (float *)rt->accumulator.data + unit->accumulator_first,
+                                           0, (size_t)unit->accumulator_count * sizeof(float)));
   }
   return MFSDP_OK;
 }
 
 /* HSDP: the owners of the same pieces add up their sums, in replica order. */
-MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt) {
   int32_t g;
   for (g = 0; g < rt->group_count; ++g) {
     const mfsdp__group_entry *group = &rt->groups[g];
@@ -188,9 +186,10 @@ MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt)
     if (group->replica_reduce == NULL) continue;
     accumulator = (float *)rt->accumulator.data + group->accumulator_first;
     MFSDP_TRY(mfsdp__runtime_order(rt, rt->compute, rt->compute_done, rt->communication));
-    MFSDP_TRY(mfsdp_reduce(rt->context, group->replica_reduce, rt->communication, accumulator, sums, 1,
-                           rt->staging.data));
-    MFSDP_TRY(mfsdp_gather(rt->context, group->replica_gather, rt->communication, sums, accumulator));
+    MFSDP_TRY(mfsdp_reduce(rt->context, group->replica_reduce, rt->communication, accumulator, sums,
+                           1, rt->staging.data));
+    MFSDP_TRY(
+        mfsdp_gather(rt->context, group->replica_gather, rt->communication, sums, accumulator));
     MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
   }
   return MFSDP_OK;
@@ -198,15 +197,14 @@ MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt)
 
 /* This rank's message: the host's header, then the sums of squares of its own blocks; then the gather,
  * inside the group and over its replicas. */
-MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   const mfsdp__verdict_tables *t = &rt->verdict;
   uint64_t *messages = (uint64_t *)t->messages.data;
   uint64_t *own = messages + t->own_word, *replica = messages + t->replica_word;
-  MFSDP_TRY(ops->copy(self, rt->compute, own, MFSDP_SPACE_DEVICE, t->header.data, MFSDP_SPACE_PINNED,
-                      t->header.nbytes));
+  MFSDP_TRY(ops->copy(self, rt->compute, own, MFSDP_SPACE_DEVICE, t->header.data,
+                      MFSDP_SPACE_PINNED, t->header.nbytes));
   MFSDP_TRY(ops->sumsq(self, rt->compute, (double *)(void *)(own + t->header_words),
                        (const float *)rt->accumulator.data, (const mfsdp_block *)t->blocks.data,
                        t->own_block_count));
@@ -217,8 +215,7 @@ MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt)
   return mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute);
 }
 
-MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt) {
   mfsdp_verdict_args args = rt->verdict.fold;
   args.value_count = rt->micro_batch_count * rt->verdict.ranks;
   args.lr_factor = rt->step.lr_factor;
@@ -228,8 +225,7 @@ MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt)
   return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->verdict_ready);
 }
 
-MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt) {
   MFSDP_TRY(mfsdp_trace_mark_enqueue(rt->backend, rt->compute, &rt->optimizer_begin));
   MFSDP_TRY(mfsdp_optimizer_step(rt->context, rt->optimizer, rt->compute,
                                  (const mfsdp_step_scalars *)rt->verdict.scalars.data,
@@ -238,8 +234,7 @@ MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt)
   return rt->backend->ops->event_record(rt->backend->self, rt->compute, rt->step_done);
 }
 
-MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt) {
   /* The last reductions come before the norm, and all gathers before the masters change. */
   MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
   MFSDP_TRY(mfsdp__step_clear_unused(rt));
@@ -255,8 +250,7 @@ MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt)
  * waits. E_STATE: no step is open, a unit is acquired, gradients are open, or a weight is missing: nothing
  * was sent.
  */
-MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
-{
+MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   MFSDP_TRY(mfsdp__step_may_end(rt));
   ((uint64_t *)rt->verdict.header.data)[0] = stop_requested ? MFSDP_MESSAGE_STOP : 0;
@@ -272,8 +266,7 @@ MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
  * Waits for the verdict of the step that ended last and gives it; the same on every rank. COMPLETE; the
  * update itself may still run. E_STATE: no step has ended. E_ARGUMENT: out is NULL or of another size.
  */
-MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out)
-{
+MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (out == NULL || out->struct_nbytes != sizeof(*out))
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
@@ -288,8 +281,7 @@ MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out)
 }
 
 /* Steps skipped so far because of a non-finite gradient, as of the last verdict taken. */
-MFSDP_API int64_t mfsdp_runtime_skipped_steps(const mfsdp_runtime *rt)
-{
+MFSDP_API int64_t mfsdp_runtime_skipped_steps(const mfsdp_runtime *rt) {
   return rt->skipped_steps;
 }
 

@@ -31,7 +31,7 @@ typedef enum mfsdp__grad_state {
   MFSDP__GRAD_CLOSED = 0,
   MFSDP__GRAD_BORROWED, /* open for a tied tensor of another unit; its own backward is still to come */
   MFSDP__GRAD_OPEN,
-  MFSDP__GRAD_HELD      /* local accumulation: closed for the caller, its sums are kept in the slot */
+  MFSDP__GRAD_HELD /* local accumulation: closed for the caller, its sums are kept in the slot */
 } mfsdp__grad_state;
 
 /* A group as the runtime uses it. */
@@ -49,16 +49,16 @@ typedef struct mfsdp__group_entry {
 
 typedef struct mfsdp__unit {
   char gather_label[40], reduce_label[40], wait_label[40];
-  int32_t group;               /* -1: an unused number, legal and empty */
-  const int32_t *params;       /* the plan's numbers; add param_first */
+  int32_t group;         /* -1: an unused number, legal and empty */
+  const int32_t *params; /* the plan's numbers; add param_first */
   int32_t param_count, param_first;
   mfsdp_coll *gather, *reduce; /* NULL when the layout is empty */
   mfsdp_event *gathered;
-  int32_t *owners;             /* units that own tensors this unit only aliases */
+  int32_t *owners; /* units that own tensors this unit only aliases */
   int32_t owner_count;
-  const int32_t *prefetch[4];  /* by mfsdp_use: prefetch_count units that are acquired next */
+  const int32_t *prefetch[4]; /* by mfsdp_use: prefetch_count units that are acquired next */
   int32_t prefetch_count[4];
-  int32_t keeps[4];            /* by mfsdp_use: 1 = it stays in its slot until its backward */
+  int32_t keeps[4]; /* by mfsdp_use: 1 = it stays in its slot until its backward */
   mfsdp_dtype compute, grad, wire;
   int64_t full_count, grad_count;     /* elements of the two full buffers */
   int64_t master_first, master_count; /* this rank's segment in the master storage */
@@ -66,41 +66,41 @@ typedef struct mfsdp__unit {
   size_t copy_first_nbytes;           /* else: the segment's compute copy in the copy storage */
   int64_t shard_count;                /* elements of the gathered segment */
   int64_t accumulator_first, accumulator_count;
-  int32_t acquires;                   /* state: 0 with a slot = gathered ahead or kept */
-  int32_t param_slot;                 /* state: -1 = SHARDED */
-  int32_t wanted;                     /* state: used next, so it stays in its slot at the last release */
-  int32_t kept;                       /* state: between forward and backward without resharding */
-  int32_t grad_state, grad_slot;      /* state */
-  int32_t reduces;                    /* state: micro-batches closed in this step */
+  int32_t acquires;              /* state: 0 with a slot = gathered ahead or kept */
+  int32_t param_slot;            /* state: -1 = SHARDED */
+  int32_t wanted;                /* state: used next, so it stays in its slot at the last release */
+  int32_t kept;                  /* state: between forward and backward without resharding */
+  int32_t grad_state, grad_slot; /* state */
+  int32_t reduces;               /* state: micro-batches closed in this step */
 } mfsdp__unit;
 
 typedef struct mfsdp__param_entry {
-  int32_t group, index; /* the plan's number */
-  int32_t owner;        /* the parameter with the storage: itself unless an alias */
-  int32_t presence;     /* bit of the owner in the presence words; -1: FROZEN */
-  int32_t unit;         /* of the owner: whose buffers hold it */
-  int32_t use_unit;     /* the unit it was declared in */
+  int32_t group, index;        /* the plan's number */
+  int32_t owner;               /* the parameter with the storage: itself unless an alias */
+  int32_t presence;            /* bit of the owner in the presence words; -1: FROZEN */
+  int32_t unit;                /* of the owner: whose buffers hold it */
+  int32_t use_unit;            /* the unit it was declared in */
   int64_t offset, grad_offset; /* in the unit's full buffers; grad_offset -1: FROZEN */
-  int32_t absent;       /* state: no gradient in the open micro-batch */
+  int32_t absent;              /* state: no gradient in the open micro-batch */
 } mfsdp__param_entry;
 
 /* The step's small tables in the backend's memory, each a buffer of its own. */
 typedef struct mfsdp__verdict_tables {
-  mfsdp_buffer messages;    /* DEVICE: every rank's message, replica after replica */
-  mfsdp_buffer header;      /* PINNED: this rank's words that the host writes */
+  mfsdp_buffer messages; /* DEVICE: every rank's message, replica after replica */
+  mfsdp_buffer header;   /* PINNED: this rank's words that the host writes */
   mfsdp_buffer rank_word, block_word, blocks, rates, present, scalars; /* DEVICE */
-  mfsdp_buffer record;      /* PINNED */
+  mfsdp_buffer record;                                                 /* PINNED */
   mfsdp_coll *gather, *replica_gather; /* inside group 0; over its replicas */
-  int64_t replica_word;     /* first word of this replica's messages */
-  int64_t own_word;         /* first word of this rank's message */
-  int32_t value_capacity;   /* value words in a message, after the flags */
-  int32_t weight_word;      /* in a message: where weights begin; 0: the mean is not weighted */
-  int64_t presence_word;    /* in a message: after flags, values and, if weighted, weights */
-  int64_t header_words;     /* in a message: where block sums begin */
-  int64_t block_count;      /* of all ranks, each block once */
+  int64_t replica_word;                /* first word of this replica's messages */
+  int64_t own_word;                    /* first word of this rank's message */
+  int32_t value_capacity;              /* value words in a message, after the flags */
+  int32_t weight_word;   /* in a message: where weights begin; 0: the mean is not weighted */
+  int64_t presence_word; /* in a message: after flags, values and, if weighted, weights */
+  int64_t header_words;  /* in a message: where block sums begin */
+  int64_t block_count;   /* of all ranks, each block once */
   int32_t own_block_count, presence_count;
-  int32_t ranks;            /* group 0's world times its replicas */
-  mfsdp_verdict_args fold;  /* complete but for what each step is told */
+  int32_t ranks;           /* group 0's world times its replicas */
+  mfsdp_verdict_args fold; /* complete but for what each step is told */
 } mfsdp__verdict_tables;
 
 struct mfsdp_runtime {
@@ -112,15 +112,15 @@ struct mfsdp_runtime {
 
   mfsdp__unit *units;
   mfsdp__param_entry *params;
-  int32_t *owner_units;       /* storage of mfsdp__unit.owners */
+  int32_t *owner_units; /* storage of mfsdp__unit.owners */
   int32_t owner_unit_count;
-  int32_t *prefetch_units;    /* storage of mfsdp__unit.prefetch */
+  int32_t *prefetch_units; /* storage of mfsdp__unit.prefetch */
   int32_t prefetch_unit_count;
   mfsdp__ring param_ring, grad_ring;
   mfsdp_buffer master, copy, accumulator, staging, wire;
   mfsdp_optimizer *optimizer;
   mfsdp__verdict_tables verdict;
-  mfsdp_xfer *export_xfers;   /* largest world, at least 1 */
+  mfsdp_xfer *export_xfers; /* largest world, at least 1 */
   int32_t export_xfer_count;
 
   mfsdp_queue *communication; /* all transport work, in the order of calls */
@@ -129,11 +129,11 @@ struct mfsdp_runtime {
   int32_t holds_sums;         /* 1: micro-batches add up in the slot, the last one is reduced */
   mfsdp_space state_space;    /* of the masters */
   mfsdp_loss_scale scaling;
-  mfsdp_event *compute_done;  /* last point of `compute` that `communication` waits for */
-  mfsdp_event *reduced;       /* last point of `communication` that `compute` waits for */
+  mfsdp_event *compute_done; /* last point of `compute` that `communication` waits for */
+  mfsdp_event *reduced;      /* last point of `communication` that `compute` waits for */
   mfsdp_event *verdict_ready, *step_done;
   mfsdp_trace_mark optimizer_begin, optimizer_end;
-  int64_t deadline_us;        /* the shortest of all transports */
+  int64_t deadline_us; /* the shortest of all transports */
 
   /* state */
   int32_t in_step, micro_batch_count, value_count, weight_count, verdict_pending;
@@ -142,13 +142,12 @@ struct mfsdp_runtime {
   double loss_scale;
   int64_t steps_since_skip;
   mfsdp_verdict last_verdict;
-  mfsdp_error failure;        /* the first error that left ranks apart; MFSDP_OK while sound */
+  mfsdp_error failure; /* the first error that left ranks apart; MFSDP_OK while sound */
 };
 
 /* ---- failure: the first error is kept, the transport poisoned, and later calls refused ---- */
 
-MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status status)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status status) {
   if (rt->failure.status == MFSDP_OK) {
     int32_t g;
     rt->failure = rt->context->error;
@@ -164,26 +163,25 @@ MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status sta
 
 /* Leaves the calling function through mfsdp__runtime_failed unless `call` succeeds: for everything that
  * touches queues and transports, after which ranks may differ. */
-#define MFSDP__RUNTIME_TRY(rt, call)                                                               \
-  do {                                                                                             \
-    const mfsdp_status mfsdp__rt_status = (call);                                                  \
-    if (mfsdp__rt_status != MFSDP_OK) return mfsdp__runtime_failed((rt), mfsdp__rt_status);        \
+#define MFSDP__RUNTIME_TRY(rt, call)                                                        \
+  do {                                                                                      \
+    const mfsdp_status mfsdp__rt_status = (call);                                           \
+    if (mfsdp__rt_status != MFSDP_OK) return mfsdp__runtime_failed((rt), mfsdp__rt_status); \
   } while (0)
 
-MFSDP_API mfsdp_status mfsdp__runtime_usable(mfsdp_runtime *rt)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_usable(mfsdp_runtime *rt) {
   if (rt->failure.status == MFSDP_OK) return MFSDP_OK;
   return MFSDP_FAIL_PEER(rt->context, MFSDP_E_POISONED, rt->failure.culprit,
                          "runtime: refused after the first error, %s: %.250s",
                          mfsdp_status_name(rt->failure.status), rt->failure.message);
 }
 
-MFSDP_API mfsdp_status mfsdp__unit_find(mfsdp_runtime *rt, int32_t unit, mfsdp__unit **out)
-{
+MFSDP_API mfsdp_status mfsdp__unit_find(mfsdp_runtime *rt, int32_t unit, mfsdp__unit **out) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   if (unit < 0 || unit >= rt->unit_count)
-    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "runtime: unit %d does not exist, needs 0 to %d",
-                      (int)unit, (int)rt->unit_count - 1);
+    return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT,
+                      "runtime: unit %d does not exist, needs 0 to %d", (int)unit,
+                      (int)rt->unit_count - 1);
   *out = &rt->units[unit];
   return MFSDP_OK;
 }
@@ -191,16 +189,15 @@ MFSDP_API mfsdp_status mfsdp__unit_find(mfsdp_runtime *rt, int32_t unit, mfsdp__
 /* ---- queue order ---- */
 
 /* Later work on `waiter` comes after everything on `queue` so far. */
-MFSDP_API mfsdp_status mfsdp__runtime_order(mfsdp_runtime *rt, mfsdp_queue *queue, mfsdp_event *event,
-                                            mfsdp_queue *waiter)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_order(mfsdp_runtime *rt, mfsdp_queue *queue,
+                                            mfsdp_event *event, mfsdp_queue *waiter) {
   MFSDP_TRY(rt->backend->ops->event_record(rt->backend->self, queue, event));
   return rt->backend->ops->queue_wait(rt->backend->self, waiter, event);
 }
 
 /* The caller's computation comes after `event`: its queue waits, or, without one, its thread does. */
-MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *event, const char *label)
-{
+MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *event,
+                                             const char *label) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp_status status;
   if (!rt->owns_compute) return ops->queue_wait(rt->backend->self, rt->compute, event);
@@ -211,8 +208,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *eve
 }
 
 /* The name of a parameter, by the runtime's number. */
-MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t param)
-{
+MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry = &rt->params[param];
   return mfsdp_plan_param(rt->groups[entry->group].plan, entry->index)->name;
 }
@@ -220,13 +216,12 @@ MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t
 /* Memory that queues use is given back only when they are done with it: this waits until both have run
  * dry. After a failure the transport is poisoned, so they do; what has not ended by the deadline is not
  * waited for any longer. Keeps the context's error. */
-MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
   const int64_t deadline_us = rt->deadline_us;
   const mfsdp_error first = rt->context->error; /* the queues' own errors follow from it */
-  if (rt->step_done == NULL) return; /* made last: without it nothing was enqueued */
+  if (rt->step_done == NULL) return;            /* made last: without it nothing was enqueued */
   if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
     (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
   if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
@@ -236,16 +231,15 @@ MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt)
 
 /* ---- rings ---- */
 
-MFSDP_API int32_t mfsdp__ring_free_count(const mfsdp__ring *ring)
-{
+MFSDP_API int32_t mfsdp__ring_free_count(const mfsdp__ring *ring) {
   int32_t i, free_count = 0;
-  for (i = 0; i < ring->count; ++i) free_count += ring->slots[i].unit < 0;
+  for (i = 0; i < ring->count; ++i)
+    free_count += ring->slots[i].unit < 0;
   return free_count;
 }
 
 /* Takes the next free slot for `unit`; -1 if all are held. */
-MFSDP_API int32_t mfsdp__ring_claim(mfsdp__ring *ring, int32_t unit)
-{
+MFSDP_API int32_t mfsdp__ring_claim(mfsdp__ring *ring, int32_t unit) {
   int32_t tried;
   for (tried = 0; tried < ring->count; ++tried) {
     const int32_t index = (ring->next + tried) % ring->count;

@@ -15,16 +15,14 @@
 /* ---- slots ---- */
 
 /* Makes a unit SHARDED again: its slot is free for the next. Gathers into it are in queue order. */
-MFSDP_API void mfsdp__unit_drop(mfsdp_runtime *rt, mfsdp__unit *unit)
-{
+MFSDP_API void mfsdp__unit_drop(mfsdp_runtime *rt, mfsdp__unit *unit) {
   rt->param_ring.slots[unit->param_slot].unit = -1;
   unit->param_slot = -1;
   unit->wanted = 0;
 }
 
 /* Slots that are free, or held by units that nobody has acquired. */
-MFSDP_API int32_t mfsdp__unit_slots_available(const mfsdp_runtime *rt)
-{
+MFSDP_API int32_t mfsdp__unit_slots_available(const mfsdp_runtime *rt) {
   int32_t i, count = 0;
   for (i = 0; i < rt->param_ring.count; ++i) {
     const int32_t holder = rt->param_ring.slots[i].unit;
@@ -35,13 +33,15 @@ MFSDP_API int32_t mfsdp__unit_slots_available(const mfsdp_runtime *rt)
 
 /* Takes the slot of the unit that was gathered ahead and has waited longest in ring order; units of
  * `spared` (the ones being acquired) keep theirs. */
-MFSDP_API void mfsdp__unit_evict_one(mfsdp_runtime *rt, const mfsdp__unit *spared, int32_t spared_index)
-{
+MFSDP_API void mfsdp__unit_evict_one(mfsdp_runtime *rt, const mfsdp__unit *spared,
+                                     int32_t spared_index) {
   int32_t tried, i;
   for (tried = 0; tried < rt->param_ring.count; ++tried) {
-    const int32_t holder = rt->param_ring.slots[(rt->param_ring.next + tried) % rt->param_ring.count].unit;
+    const int32_t holder =
+        rt->param_ring.slots[(rt->param_ring.next + tried) % rt->param_ring.count].unit;
     int32_t keep = holder == spared_index;
-    for (i = 0; i < spared->owner_count; ++i) keep = keep || holder == spared->owners[i];
+    for (i = 0; i < spared->owner_count; ++i)
+      keep = keep || holder == spared->owners[i];
     if (holder < 0 || rt->units[holder].acquires > 0 || keep) continue;
     mfsdp__unit_drop(rt, &rt->units[holder]);
     return;
@@ -49,16 +49,14 @@ MFSDP_API void mfsdp__unit_evict_one(mfsdp_runtime *rt, const mfsdp__unit *spare
 }
 
 /* What is gathered: the compute copy of this rank's segment, or its masters. */
-MFSDP_API const void *mfsdp__unit_segment(const mfsdp_runtime *rt, const mfsdp__unit *unit)
-{
+MFSDP_API const void *mfsdp__unit_segment(const mfsdp_runtime *rt, const mfsdp__unit *unit) {
   if (unit->shard_count == 0) return NULL;
   if (unit->master_in_gather_layout) return (const float *)rt->master.data + unit->master_first;
   return (const unsigned char *)rt->copy.data + unit->copy_first_nbytes;
 }
 
 /* Enqueues the gather of a unit into a free slot. */
-MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index)
-{
+MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__unit *unit = &rt->units[index];
   const mfsdp__slot *slot;
@@ -68,16 +66,15 @@ MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index)
   /* The slot's last reader and the last update of the masters come first. */
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, slot->idle));
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
-  MFSDP_TRY(mfsdp_gather(rt->context, unit->gather, rt->communication, mfsdp__unit_segment(rt, unit),
-                         slot->data));
+  MFSDP_TRY(mfsdp_gather(rt->context, unit->gather, rt->communication,
+                         mfsdp__unit_segment(rt, unit), slot->data));
   return ops->event_record(rt->backend->self, rt->communication, unit->gathered);
 }
 
 /* ---- acquire ---- */
 
 /* Gathers a unit that is used soon, if a slot is free; if it has one, it keeps it. */
-MFSDP_API mfsdp_status mfsdp__unit_gather_ahead(mfsdp_runtime *rt, int32_t index)
-{
+MFSDP_API mfsdp_status mfsdp__unit_gather_ahead(mfsdp_runtime *rt, int32_t index) {
   if (rt->units[index].param_slot >= 0) {
     rt->units[index].wanted = 1;
     return MFSDP_OK;
@@ -87,23 +84,24 @@ MFSDP_API mfsdp_status mfsdp__unit_gather_ahead(mfsdp_runtime *rt, int32_t index
 }
 
 /* The units that come next, each with the owners of its tied tensors. */
-MFSDP_API mfsdp_status mfsdp__unit_prefetch(mfsdp_runtime *rt, const mfsdp__unit *unit, mfsdp_use use)
-{
+MFSDP_API mfsdp_status mfsdp__unit_prefetch(mfsdp_runtime *rt, const mfsdp__unit *unit,
+                                            mfsdp_use use) {
   int32_t i, k;
   for (i = 0; i < unit->prefetch_count[use]; ++i) {
     const mfsdp__unit *next = &rt->units[unit->prefetch[use][i]];
     MFSDP_TRY(mfsdp__unit_gather_ahead(rt, unit->prefetch[use][i]));
-    for (k = 0; k < next->owner_count; ++k) MFSDP_TRY(mfsdp__unit_gather_ahead(rt, next->owners[k]));
+    for (k = 0; k < next->owner_count; ++k)
+      MFSDP_TRY(mfsdp__unit_gather_ahead(rt, next->owners[k]));
   }
   return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
-                                               const mfsdp__unit *spared, int32_t spared_index)
-{
+                                               const mfsdp__unit *spared, int32_t spared_index) {
   mfsdp__unit *unit = &rt->units[index];
   if (unit->param_slot < 0 && unit->param_count > 0) {
-    if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_evict_one(rt, spared, spared_index);
+    if (mfsdp__ring_free_count(&rt->param_ring) == 0)
+      mfsdp__unit_evict_one(rt, spared, spared_index);
     MFSDP_TRY(mfsdp__unit_gather(rt, index));
   }
   ++unit->acquires;
@@ -112,8 +110,7 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
 }
 
 /* The unit, then the owners of its tied tensors; then what comes next; then the wait for this one. */
-MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index, mfsdp_use use)
-{
+MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index, mfsdp_use use) {
   const mfsdp__unit *unit = &rt->units[index];
   int32_t i;
   MFSDP_TRY(mfsdp__unit_acquire_one(rt, index, unit, index));
@@ -128,9 +125,9 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index,
 }
 
 /* Slots that an acquire still has to find, and those it may find them in. */
-MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit)
-{
-  int32_t i, needed = unit->param_slot < 0 && unit->param_count > 0, available = mfsdp__unit_slots_available(rt);
+MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit) {
+  int32_t i, needed = unit->param_slot < 0 && unit->param_count > 0,
+             available = mfsdp__unit_slots_available(rt);
   available -= unit->param_slot >= 0 && unit->acquires == 0; /* its own slot is not up for taking */
   for (i = 0; i < unit->owner_count; ++i) {
     const mfsdp__unit *owner = &rt->units[unit->owners[i]];
@@ -138,10 +135,11 @@ MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const 
     available -= owner->param_slot >= 0 && owner->acquires == 0;
   }
   if (needed <= available) return MFSDP_OK;
-  return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
-                    "acquire unit %d: needs %d parameter slots, %d of %d are free; release a unit or "
-                    "raise active_units",
-                    (int)index, (int)needed, (int)available, (int)rt->param_ring.count);
+  return MFSDP_FAIL(
+      rt->context, MFSDP_E_STATE,
+      "acquire unit %d: needs %d parameter slots, %d of %d are free; release a unit or "
+      "raise active_units",
+      (int)index, (int)needed, (int)available, (int)rt->param_ring.count);
 }
 
 /*
@@ -152,8 +150,7 @@ MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const 
  * ordered before later work on it.
  * E_ARGUMENT: no such unit. E_STATE: no slot is free (nothing changed). E_TIMEOUT, E_PEER, E_BACKEND.
  */
-MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp_use use)
-{
+MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp_use use) {
   mfsdp__unit *u = NULL;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
   if (use < MFSDP_USE_FORWARD || use > MFSDP_USE_EVALUATE)
@@ -167,16 +164,17 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
 
 /* ---- release ---- */
 
-MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit)
-{
+MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__slot *slot;
   if (--unit->acquires > 0 || unit->param_count == 0) return MFSDP_OK;
   slot = &rt->param_ring.slots[unit->param_slot];
-  if (unit->wanted || unit->kept) return ops->event_record(rt->backend->self, rt->compute, slot->idle);
+  if (unit->wanted || unit->kept)
+    return ops->event_record(rt->backend->self, rt->compute, slot->idle);
   mfsdp__unit_drop(rt, unit);
   if (rt->context->desc.debug_poison)
-    MFSDP_TRY(ops->fill_bytes(rt->backend->self, rt->compute, slot->data, 0xff, rt->param_ring.slot_nbytes));
+    MFSDP_TRY(ops->fill_bytes(rt->backend->self, rt->compute, slot->data, 0xff,
+                              rt->param_ring.slot_nbytes));
   return ops->event_record(rt->backend->self, rt->compute, slot->idle);
 }
 
@@ -184,8 +182,7 @@ MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *u
  * Ends one acquire. After the last one the parameters are SHARDED again (unless they are kept for
  * backward or used next) and their addresses invalid. E_STATE: the unit is not acquired.
  */
-MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit)
-{
+MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   mfsdp__unit *u = NULL;
   int32_t i;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
@@ -198,13 +195,13 @@ MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit)
 }
 
 /* Before the masters change, and for calls that need slots: nothing stays that nobody has acquired. */
-MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt)
-{
+MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count; ++u) {
     rt->units[u].kept = 0;
     rt->units[u].wanted = 0;
-    if (rt->units[u].param_slot >= 0 && rt->units[u].acquires == 0) mfsdp__unit_drop(rt, &rt->units[u]);
+    if (rt->units[u].param_slot >= 0 && rt->units[u].acquires == 0)
+      mfsdp__unit_drop(rt, &rt->units[u]);
   }
 }
 
@@ -213,8 +210,7 @@ MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt)
  * owner's. Stable from acquire to the unit's matching release. NULL unless acquired, or for an unknown
  * index.
  */
-MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param)
-{
+MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry;
   const mfsdp__unit *unit;
   if (param < 0 || param >= rt->param_count) return NULL;

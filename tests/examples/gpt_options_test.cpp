@@ -150,9 +150,9 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
-  for (const char *name : {"--collective", "--transport", "--device", "--strategy", "--preset",
-                           "--coefficients", "--checkpoint", "--save-every", "--keep-last",
-                           "--resume"}) {
+  for (const char *name :
+       {"--collective", "--transport", "--device", "--strategy", "--preset", "--coefficients",
+        "--checkpoint", "--save-every", "--keep-last", "--resume"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
@@ -173,7 +173,8 @@ TEST(GptOptions, OneErrorPerRule) {
   EXPECT_ERROR("--optimizer 'muo' is unknown", "--optimizer", "muo");
   EXPECT_ERROR("--optimizer '' is unknown", "--optimizer=");
   EXPECT_ERROR("--dtype 'fp8' is unknown; choose one of: f32, bf16, f16", "--dtype", "fp8");
-  EXPECT_ERROR("choose one of: round-robin, role-greedy, scope-greedy, cost-aware, balanced", "--planner", "best");
+  EXPECT_ERROR("choose one of: round-robin, role-greedy, scope-greedy, cost-aware, balanced",
+               "--planner", "best");
   EXPECT_ERROR("--tied is 'yes'; write --tied alone", "--tied=yes");
 }
 

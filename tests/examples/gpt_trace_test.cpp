@@ -241,9 +241,7 @@ void expect_phases_of_a_step(gpt_trace *trace, int prefetch) {
                 /* dim */ 16,
                 /* heads */ 2,
                 /* context */ 8,
-                /* batch */ 1,
-                256,
-                0};
+                /* batch */ 1,   256, 0};
   job.math = mfsdp_host_math_loops();
   job.trace = trace;
   ASSERT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);

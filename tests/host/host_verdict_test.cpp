@@ -27,7 +27,7 @@ struct Step {
   std::vector<std::vector<int>> presence; /* [param]: ranks (mod world) with a gradient */
   std::vector<uint32_t> stop;             /* per rank; missing: 0 */
   std::vector<mfsdp_group_rates> rates = {{0.1, 0.01}};
-  std::vector<double> weights;            /* per sample block; empty: not weighted */
+  std::vector<double> weights; /* per sample block; empty: not weighted */
   double lr_factor = 1.0, grad_scale = 1.0, loss_scale = 1.0, clip_norm = 0.0;
   int32_t missing_is_zero = 0;
 };
@@ -57,8 +57,7 @@ Outcome fold(Rig *rig, const Step &step) {
   std::vector<std::vector<uint64_t>> messages;
   std::vector<int64_t> block_rank_word; /* block -> word inside its rank's message */
   for (int32_t r = 0; r < step.world; ++r)
-    messages.emplace_back(first_presence + presence_words,
-                          static_cast<uint64_t>(0));
+    messages.emplace_back(first_presence + presence_words, static_cast<uint64_t>(0));
   for (std::size_t r = 0; r < step.stop.size() && r < messages.size(); ++r)
     messages[r][0] = step.stop[r];
   for (std::size_t j = 0; j < step.values.size(); ++j) {
@@ -70,8 +69,8 @@ Outcome fold(Rig *rig, const Step &step) {
   }
   for (std::size_t p = 0; p < step.presence.size(); ++p)
     for (int rank : step.presence[p])
-      messages[static_cast<std::size_t>(rank % step.world)]
-              [first_presence + p / 64] |= UINT64_C(1) << (p % 64);
+      messages[static_cast<std::size_t>(rank % step.world)][first_presence + p / 64] |= UINT64_C(1)
+                                                                                        << (p % 64);
   /* Blocks go to ranks in an order of their own, so that rank order is not tensor order. */
   std::vector<std::size_t> owner(step.sums.size());
   for (std::size_t b = 0; b < step.sums.size(); ++b) {
@@ -283,11 +282,13 @@ TEST_P(HostVerdict, WeightsDivideTheGradientAndWeighTheMean) {
     EXPECT_EQ(out.record.grad_norm, 4.0 * 3.0 / 16.0);
     EXPECT_EQ(out.record.skip, 0u);
   }
-  EXPECT_EQ(fold(&rig, [&] {
-              Step plain = step;
-              plain.weights.clear();
-              return plain;
-            }()).record.weight_sum,
+  EXPECT_EQ(fold(&rig,
+                 [&] {
+                   Step plain = step;
+                   plain.weights.clear();
+                   return plain;
+                 }())
+                .record.weight_sum,
             0.0);
 }
 
