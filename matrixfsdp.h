@@ -2,10 +2,10 @@
 /*
  * matrixfsdp.h - MatrixFSDP in C: sharded training in which one rank owns each matrix whole.
  *
- * Muon needs a whole 2-D matrix to compute an update; ZeRO-3 gives every rank a slice. Here each matrix
- * has one owner that holds it whole and the others hold empty shards: forward and backward gather a
- * unit's parameters as usual, the backward reduction goes to the owner, and the optimizer step moves no
- * matrix bytes at any world size (arXiv 2607.05895).
+ * Muon needs a whole 2-D matrix to compute an update; ZeRO-3 gives every rank a slice. Here each
+ * matrix has one owner that holds it whole and the others hold empty shards: forward and backward
+ * gather a unit's parameters as usual, the backward reduction goes to the owner, and the optimizer
+ * step moves no matrix bytes at any world size (arXiv 2607.05895).
  *
  * This header holds no code: it includes the core. Each header is useful alone:
  *
@@ -27,8 +27,8 @@
  * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
  * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS. POSIX 2008 for host/.
  *
- * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI, CUDA,
- * NCCL, checkpoints (README.md has the list).
+ * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI,
+ * CUDA, NCCL, checkpoints (README.md has the list).
  */
 #ifndef MFSDP_MATRIXFSDP_H
 #define MFSDP_MATRIXFSDP_H

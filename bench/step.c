@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * step.c - a training step of MatrixFSDP beside plain data parallel, on the same thread ranks, model,
- * samples and kernels, in alternation in one run.
+ * step.c - a training step of MatrixFSDP beside plain data parallel, on the same thread ranks,
+ * model, samples and kernels, in alternation in one run.
  *
- * Plain data parallel (the peer): every rank keeps full parameters and full gradients; one in-process
- * all-reduce (each rank sums its slice straight from all peers' gradients in rank order, then copies the
- * others' slices); every rank updates everything. Both sum in the same order and update with the same
- * kernels, so their parameters agree bit for bit: `wrong` counts elements that do not.
- * Barriers separate the parts, so a part's time is that of the slowest rank.
- * Then: how much of the transfer time prefetch hides (support/overlap.h), what the runtime itself costs and
- * how much it keeps resident (support/overhead.h).
+ * Plain data parallel (the peer): every rank keeps full parameters and full gradients; one
+ * in-process all-reduce (each rank sums its slice straight from all peers' gradients in rank order,
+ * then copies the others' slices); every rank updates everything. Both sum in the same order and
+ * update with the same kernels, so their parameters agree bit for bit: `wrong` counts elements that
+ * do not. Barriers separate the parts, so a part's time is that of the slowest rank.
+ * Then: how much of the transfer time prefetch hides (support/overlap.h), what the runtime itself
+ * costs and how much it keeps resident (support/overhead.h).
  */
 #include "support/bench.h"
 #include "support/gpt_job.h"
@@ -254,7 +254,8 @@ static void run_case(bench_report *report, const bench_case *bench, int quick) {
     total_ours[i] = all.ours.gradients[i] + all.ours.optimizer[i];
     total_peer[i] = all.peer.gradients[i] + all.peer.optimizer[i];
   }
-  /* The update cannot take less than the peer's, spread evenly, stretched by the plan's imbalance. */
+  /* The update cannot take less than the peer's, spread evenly, stretched by the plan's
+   * imbalance. */
   {
     double sorted[MAX_STEPS];
     memcpy(sorted, all.peer.optimizer, sizeof(sorted));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* plan_only.c - the planner alone: who owns what of three tensors on four ranks. No runtime, no threads.
+/* plan_only.c - the planner alone: who owns what of three tensors on four ranks. No runtime, no
+ * threads.
  * Build: cc -std=c11 -O2 -I. examples/plan_only.c */
 #include "mfsdp/plan.h"
 

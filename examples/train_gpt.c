@@ -266,8 +266,8 @@ static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
   return status;
 }
 
-/* Also after a failed run: the trace shows what the ranks were at. Returns `status`, or 1 if only the
- * file failed. */
+/* Also after a failed run: the trace shows what the ranks were at. Returns `status`, or 1 if only
+ * the file failed. */
 static int finish_trace(gpt_trace *trace, int status, gpt_error *error) {
   const int64_t left_out = gpt_trace_left_out(trace);
   gpt_error ignored;

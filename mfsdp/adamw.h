@@ -67,9 +67,9 @@ MFSDP_API mfsdp_fused_item mfsdp_adamw_item(float *master, const float *grad, fl
 }
 
 /*
- * Updates item_count pieces in one pass. `items`, `scalars` and `present` (NULL: all present) lie in
- * DEVICE space; clipped != 0: clip_scale multiplies the gradient. ENQUEUED. max_count and total_count
- * are the largest and the summed item.count.
+ * Updates item_count pieces in one pass. `items`, `scalars` and `present` (NULL: all present) lie
+ * in DEVICE space; clipped != 0: clip_scale multiplies the gradient. ENQUEUED. max_count and
+ * total_count are the largest and the summed item.count.
  */
 MFSDP_API mfsdp_status mfsdp_adamw_commit(mfsdp_context *context, const mfsdp_backend *backend,
                                           mfsdp_queue *queue, const mfsdp_adamw_desc *desc,

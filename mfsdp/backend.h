@@ -11,13 +11,14 @@
  *   MFSDP_TRY(b->ops->event_record(b->self, queue, event));
  *   MFSDP_TRY(b->ops->event_wait(b->self, context, event, timeout_us));   // now complete
  *
- * Life cycle: create queues and events at set-up, use them for ever, destroy them when idle. Entries
- * that take a queue are ENQUEUED: host arguments (descriptions, pointer tables) are copied before
- * return, buffers must live until an event recorded later has passed. A queue whose work failed
- * skips the work behind it, passes its events, and event_wait hands its first error to the context.
+ * Life cycle: create queues and events at set-up, use them for ever, destroy them when idle.
+ * Entries that take a queue are ENQUEUED: host arguments (descriptions, pointer tables) are copied
+ * before return, buffers must live until an event recorded later has passed. A queue whose work
+ * failed skips the work behind it, passes its events, and event_wait hands its first error to the
+ * context.
  *
- * Determinism: for fixed inputs, shapes and binary every entry gives the same bits in every call, on
- * every rank, whatever the alignment of its buffers and whatever other queues do.
+ * Determinism: for fixed inputs, shapes and binary every entry gives the same bits in every call,
+ * on every rank, whatever the alignment of its buffers and whatever other queues do.
  *
  * Does not: know ranks, transports or plans.
  * Link flags: none (the implementation says its own).
@@ -32,8 +33,8 @@ typedef struct mfsdp_queue mfsdp_queue;
 /* A point in a queue; made at set-up, re-recorded for ever. */
 typedef struct mfsdp_event mfsdp_event;
 
-/* Host code in queue order. Runs on the queue's thread: it must not touch the context. On failure it
- * fills *error (MFSDP_ERROR_SET) and returns the status. */
+/* Host code in queue order. Runs on the queue's thread: it must not touch the context. On failure
+ * it fills *error (MFSDP_ERROR_SET) and returns the status. */
 typedef mfsdp_status (*mfsdp_task)(void *argument, mfsdp_error *error);
 
 /* A strided stack of row-major matrices. Strides in elements; row_stride >= cols. */
@@ -92,7 +93,8 @@ typedef struct mfsdp_block {
 typedef enum mfsdp_fused_op {
   /* m, v, master, param <- AdamW. states: exp_avg, exp_avg_sq. */
   MFSDP_FUSED_ADAMW = 1,
-  /* direction <- momentum update of (state momentum, grad), nesterov or not. Reads the state only. */
+  /* direction <- momentum update of (state momentum, grad), nesterov or not. Reads the state
+   * only. */
   MFSDP_FUSED_MUON_PREPARE,
   /* momentum <- its update; master <- decay and step along direction; param <- cast. */
   MFSDP_FUSED_MUON_COMMIT
@@ -145,8 +147,8 @@ typedef struct mfsdp_fused_args {
 
 /* A rank's message, in 8-byte words:
  * [flags][value_capacity values][if weighted: value_capacity weights][presence words][block sums].
- * Flags: bit 0 = stop requested. Values, weights and sums are fp64 bit patterns. Presence: bit p % 64 of
- * word p / 64 is set if this rank had a gradient for parameter p in this step. */
+ * Flags: bit 0 = stop requested. Values, weights and sums are fp64 bit patterns. Presence: bit p %
+ * 64 of word p / 64 is set if this rank had a gradient for parameter p in this step. */
 #define MFSDP_MESSAGE_STOP UINT64_C(1)
 
 /* What the host reads of a step. */
@@ -160,7 +162,8 @@ typedef struct mfsdp_verdict_record {
   uint32_t stop;
 } mfsdp_verdict_record;
 
-/* lr and decay of a hyperparameter group before schedule: the verdict writes them to the scalars. */
+/* lr and decay of a hyperparameter group before schedule: the verdict writes them to the
+ * scalars. */
 typedef struct mfsdp_group_rates {
   double lr, weight_decay;
 } mfsdp_group_rates;
@@ -171,9 +174,10 @@ typedef struct mfsdp_group_rates {
  * j / world and are added in the order of j.
  * scale = weighted ? grad_scale / sum of weights : grad_scale, over loss_scale.
  * skip = the sum of squares is not finite, or the weights' sum is not positive and finite.
- * grad_norm = sqrt(sum) * |scale|. clip_scale = clip_norm > 0 ? min(1, clip_norm / (grad_norm + 1e-6))
- * : 1 (torch.nn.utils.clip_grad_norm_). value_mean = sum of values / value_count, or, weighted, sum of
- * weight * value / sum of weights; values of weight 0 are left out. applied_steps advances in every group unless skip is set.
+ * grad_norm = sqrt(sum) * |scale|. clip_scale = clip_norm > 0 ? min(1, clip_norm / (grad_norm +
+ * 1e-6)) : 1 (torch.nn.utils.clip_grad_norm_). value_mean = sum of values / value_count, or,
+ * weighted, sum of weight * value / sum of weights; values of weight 0 are left out. applied_steps
+ * advances in every group unless skip is set.
  */
 typedef struct mfsdp_verdict_args {
   size_t struct_nbytes;
@@ -276,7 +280,8 @@ MFSDP_API mfsdp_gemm_args mfsdp_gemm_args_default(void) {
   return args;
 }
 
-/* E_ARGUMENT unless the backend has every required entry. The message names the first missing one. */
+/* E_ARGUMENT unless the backend has every required entry. The message names the first missing
+ * one. */
 MFSDP_API mfsdp_status mfsdp_backend_check(mfsdp_context *context, const mfsdp_backend *backend) {
   const mfsdp_backend_ops *ops;
   if (backend == NULL || backend->ops == NULL)
@@ -341,7 +346,8 @@ MFSDP_API mfsdp_trace_mark mfsdp_trace_mark_make(const mfsdp_context *context, i
   return mark;
 }
 
-/* The context's trace callback runs when the queue gets there. ENQUEUED; nothing without a callback. */
+/* The context's trace callback runs when the queue gets there. ENQUEUED; nothing without a
+ * callback. */
 MFSDP_API mfsdp_status mfsdp_trace_mark_enqueue(const mfsdp_backend *backend, mfsdp_queue *queue,
                                                 mfsdp_trace_mark *mark) {
   if (mark->context->desc.trace == NULL) return MFSDP_OK;

@@ -2,10 +2,10 @@
 /*
  * collective.h - owner-segment gather and reduce over a transport.
  *
- * A unit's full buffer is cut into extents, each owned by one rank. `gather` gives every rank the full
- * buffer; `reduce` gives every owner the sum of its extents over all ranks. Segments are uneven and may
- * be empty. Creating a collective emits its list of operations; running it replays the list without
- * allocation.
+ * A unit's full buffer is cut into extents, each owned by one rank. `gather` gives every rank the
+ * full buffer; `reduce` gives every owner the sum of its extents over all ranks. Segments are
+ * uneven and may be empty. Creating a collective emits its list of operations; running it replays
+ * the list without allocation.
  *
  *   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
  *   desc.kind = MFSDP_COLL_GATHER;  desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
@@ -15,10 +15,10 @@
  *   MFSDP_TRY(mfsdp_gather(context, gather, queue, shard, full));                  // ENQUEUED
  *   MFSDP_TRY(mfsdp_reduce(context, reduce, queue, full_grad, accumulator, first, workspace));
  *
- * Every rank of the transport makes the same collectives from the same layout and runs them in the same
- * order. Algorithm DIRECT: point-to-point between owners and the others. Its reduction adds the
- * contributions in rank order into the owner's fp32 accumulator, so the result is bit for bit that of
- * one process adding the same terms in that order.
+ * Every rank of the transport makes the same collectives from the same layout and runs them in the
+ * same order. Algorithm DIRECT: point-to-point between owners and the others. Its reduction adds
+ * the contributions in rank order into the owner's fp32 accumulator, so the result is bit for bit
+ * that of one process adding the same terms in that order.
  *
  * Does not: compress, average (the verdict scales), or choose an order between collectives.
  * Link flags: none.
@@ -131,8 +131,8 @@ MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int
   return a_count > 0 && b_count > 0 && (a < b ? b - a < a_count : a - b < b_count);
 }
 
-/* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment (each
- * rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
+/* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment
+ * (each rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
 MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                                int32_t index, int64_t *unit_high,
                                                int64_t *own_high) {
@@ -301,9 +301,9 @@ MFSDP_API void mfsdp__coll_emit_batch(mfsdp__coll_emitter *m) {
 }
 
 /*
- * DIRECT gather: one batch. Owners send each extent to every other rank, starting with the next one so
- * that not all talk to rank 0 first; everyone receives straight into its full buffer. Both sides walk
- * the extents in table order, so the messages of a pair match without tags.
+ * DIRECT gather: one batch. Owners send each extent to every other rank, starting with the next one
+ * so that not all talk to rank 0 first; everyone receives straight into its full buffer. Both sides
+ * walk the extents in table order, so the messages of a pair match without tags.
  */
 MFSDP_API void mfsdp__coll_emit_gather_direct(mfsdp__coll_emitter *m) {
   const mfsdp_layout *layout = m->layout;
@@ -350,7 +350,8 @@ MFSDP_API int mfsdp__coll_cut_extent(const mfsdp_extent *e, int64_t first, int64
   cut->unit_offset = e->unit_offset + skipped;
   cut->shard_offset = low;
   cut->count = high - low;
-  /* Padding is booked at the extent's end: sums over the chunks are exact, single chunks need not be. */
+  /* Padding is booked at the extent's end: sums over the chunks are exact, single chunks need not
+   * be. */
   cut->payload_count = e->payload_count - skipped;
   if (cut->payload_count < 0) cut->payload_count = 0;
   if (cut->payload_count > cut->count) cut->payload_count = cut->count;
@@ -385,9 +386,9 @@ MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int6
 }
 
 /*
- * DIRECT reduce, in rounds of one chunk of every owner's segment: everyone sends its contribution to
- * each owner, owners stage their peers' chunks and add them in rank order. The workspace is world - 1
- * chunks whatever the unit's size.
+ * DIRECT reduce, in rounds of one chunk of every owner's segment: everyone sends its contribution
+ * to each owner, owners stage their peers' chunks and add them in rank order. The workspace is
+ * world - 1 chunks whatever the unit's size.
  */
 MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t chunk,
                                               int64_t longest) {
@@ -487,8 +488,8 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc) {
   return hash;
 }
 
-/* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes neither
- * inflates the workspace nor overflows. The same on every rank. */
+/* Elements of a chunk: no more than the longest segment has, so that a generous chunk_nbytes
+ * neither inflates the workspace nor overflows. The same on every rank. */
 MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int64_t longest) {
   const uint64_t asked = chunk_nbytes / mfsdp_dtype_nbytes(dtype);
   int64_t whole = MFSDP_ALIGN_ELEMENTS;
@@ -498,8 +499,8 @@ MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int6
   return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
 }
 
-/* Workspace of a DIRECT reduce, one chunk of each peer, on a rank that owns segment_count elements while
- * the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
+/* Workspace of a DIRECT reduce, one chunk of each peer, on a rank that owns segment_count elements
+ * while the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
 MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segment_count,
                                                     int64_t longest, mfsdp_dtype dtype,
                                                     size_t chunk_nbytes) {
@@ -671,9 +672,10 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
 }
 
 /*
- * full = every owner's segment. `shard`: this rank's segment, DEVICE, layout dtype, may be NULL when it
- * is empty; `full`: the unit's buffer, DEVICE; elements outside all extents are left alone. `shard` may
- * lie inside `full` at its place (in place); any other overlap is undefined. ENQUEUED: both must live
+ * full = every owner's segment. `shard`: this rank's segment, DEVICE, layout dtype, may be NULL
+ * when it is empty; `full`: the unit's buffer, DEVICE; elements outside all extents are left alone.
+ * `shard` may lie inside `full` at its place (in place); any other overlap is undefined. ENQUEUED:
+ * both must live
  * until an event recorded later on `queue` has passed.
  */
 MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
@@ -694,10 +696,10 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
 }
 
 /*
- * accumulator (+)= sum over ranks of this rank's segment of `full`, in rank order. `full`: this rank's
- * contribution to the whole unit, DEVICE, layout dtype; read only. `accumulator`: fp32, DEVICE, this
- * rank's segment, NULL when empty; with `first` != 0 the chain starts from rank 0's term, otherwise from
- * what is there. `workspace`: DEVICE, mfsdp_coll_workspace_nbytes. ENQUEUED.
+ * accumulator (+)= sum over ranks of this rank's segment of `full`, in rank order. `full`: this
+ * rank's contribution to the whole unit, DEVICE, layout dtype; read only. `accumulator`: fp32,
+ * DEVICE, this rank's segment, NULL when empty; with `first` != 0 the chain starts from rank 0's
+ * term, otherwise from what is there. `workspace`: DEVICE, mfsdp_coll_workspace_nbytes. ENQUEUED.
  */
 MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *full, float *accumulator, int32_t first,

@@ -41,7 +41,8 @@ typedef struct mfsdp_context_desc {
   int32_t debug_check;  /* 1: batches carry a check word that receivers compare */
 } mfsdp_context_desc;
 
-/* Bytes sent by this rank, by class. Payload is what the caller's tensors hold; wire adds padding. */
+/* Bytes sent by this rank, by class. Payload is what the caller's tensors hold; wire adds
+ * padding. */
 typedef struct mfsdp_traffic_count {
   uint64_t payload_nbytes, wire_nbytes, transfer_count;
 } mfsdp_traffic_count;

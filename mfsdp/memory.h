@@ -54,7 +54,8 @@ MFSDP_API const char *mfsdp_memory_class_name(mfsdp_memory_class memory_class) {
   return "invalid";
 }
 
-/* Over-allocates and keeps malloc's pointer just below the block: works before C11 and on any libc. */
+/* Over-allocates and keeps malloc's pointer just below the block: works before C11 and on any
+ * libc. */
 MFSDP_API void *mfsdp__default_alloc(size_t nbytes, size_t alignment, mfsdp_space space,
                                      void *user) {
   size_t total;

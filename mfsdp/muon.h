@@ -141,10 +141,10 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
 }
 
 /*
- * Writes the orthogonalized direction of one rows x cols matrix; `item` (DEVICE, one entry) names its
- * arrays and `direction` repeats item->direction, which the host cannot read on a device. State and
- * parameter are only read. ENQUEUED. E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz, before
- * anything is enqueued. A matrix without elements is legal and does nothing.
+ * Writes the orthogonalized direction of one rows x cols matrix; `item` (DEVICE, one entry) names
+ * its arrays and `direction` repeats item->direction, which the host cannot read on a device. State
+ * and parameter are only read. ENQUEUED. E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz,
+ * before anything is enqueued. A matrix without elements is legal and does nothing.
  */
 MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_backend *backend,
                                           mfsdp_queue *queue, const mfsdp_muon_desc *desc,

@@ -14,8 +14,8 @@
  * which applies the odd polynomial a x + b x^3 + c x^5 to every singular value and leaves the
  * singular vectors. A matrix with more rows than columns is iterated from the other side
  * (A = X^T X, X = a X + X P), which is the same as transposing it first, without the copies.
- * Source of the iteration and of the `jordan` coefficients: Keller Jordan et al., "Muon: An optimizer
- * for hidden layers in neural networks", 2024.
+ * Source of the iteration and of the `jordan` coefficients: Keller Jordan et al., "Muon: An
+ * optimizer for hidden layers in neural networks", 2024.
  *
  * Does not: know ranks, allocate, or wait. It runs on the whole matrix: orthogonalizing a slice is
  * another computation, and plan.h refuses to plan it by accident.
@@ -36,8 +36,8 @@ typedef enum mfsdp_newton_schulz_form {
 
 typedef struct mfsdp_newton_schulz_desc {
   size_t struct_nbytes;
-  /* coefficient_count rows of (a, b, c), row k for step k; the last row repeats. Read in every call:
-   * the table must outlive the description. */
+  /* coefficient_count rows of (a, b, c), row k for step k; the last row repeats. Read in every
+   * call: the table must outlive the description. */
   const double (*coefficients)[3];
   int32_t coefficient_count;
   int32_t step_count; /* 0 is legal: the normalized input */
@@ -96,11 +96,12 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_check(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* About where a symmetric product saves what its mirror costs (measured with OpenBLAS: 0.90 of the plain
- * speed at 64 x 64, 1.04 at 64 x 256, 1.19 at 128 x 128; docs/performance.md). */
+/* About where a symmetric product saves what its mirror costs (measured with OpenBLAS: 0.90 of the
+ * plain speed at 64 x 64, 1.04 at 64 x 256, 1.19 at 128 x 128; docs/performance.md). */
 #define MFSDP_NS_SYMMETRIC_FROM 64
 
-/* The form AUTO picks: a function of the shape alone, so that results do not depend on placement. */
+/* The form AUTO picks: a function of the shape alone, so that results do not depend on
+ * placement. */
 MFSDP_API mfsdp_newton_schulz_form mfsdp_newton_schulz_form_of(const mfsdp_newton_schulz_desc *desc,
                                                                int64_t rows, int64_t cols) {
   const int64_t short_side = rows < cols ? rows : cols;

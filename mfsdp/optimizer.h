@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * optimizer.h - routes each local tensor piece to an algorithm and a hyperparameter group, holds the
- * optimizer state in a described table, and runs the step from lists.
+ * optimizer.h - routes each local tensor piece to an algorithm and a hyperparameter group, holds
+ * the optimizer state in a described table, and runs the step from lists.
  *
  *   mfsdp_hyper_group groups[2] = {mfsdp_hyper_group_muon(MFSDP_MUON_JORDAN),
  *                                  mfsdp_hyper_group_adamw(3e-4, 0.01)};
@@ -101,7 +101,8 @@ typedef struct mfsdp_optimizer_tensor {
   const float *grad; /* the accumulator; read */
 } mfsdp_optimizer_tensor;
 
-/* One array of optimizer state: what checkpoints and offload read instead of switching on algorithms. */
+/* One array of optimizer state: what checkpoints and offload read instead of switching on
+ * algorithms. */
 typedef struct mfsdp_optimizer_state {
   const char *name; /* "momentum", "exp_avg", "exp_avg_sq" */
   int32_t tensor;   /* index in the list given to create */
@@ -183,8 +184,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
 }
 
 /*
- * Whether a parameter of this role may be in this group; `name` for the message. A matrix optimizer on
- * a tensor that may be cut is E_ARGUMENT: it would orthogonalize fragments.
+ * Whether a parameter of this role may be in this group; `name` for the message. A matrix optimizer
+ * on a tensor that may be cut is E_ARGUMENT: it would orthogonalize fragments.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_route_check(mfsdp_context *context,
                                                    const mfsdp_optimizer_desc *desc,
@@ -266,8 +267,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_measure_muon(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* Adds one tensor's needs, but for job_count, which depends on its neighbours. The description has been
- * checked; the tensor's arrays are not looked at. */
+/* Adds one tensor's needs, but for job_count, which depends on its neighbours. The description has
+ * been checked; the tensor's arrays are not looked at. */
 MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
                                                       const mfsdp_optimizer_desc *desc,
                                                       const mfsdp_optimizer_tensor *tensor,
@@ -339,7 +340,8 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
   mfsdp_table_free(context, optimizer, 1, sizeof(*optimizer));
 }
 
-/* Writes the state entries of one tensor: its place in the state buffer, which *offset walks through. */
+/* Writes the state entries of one tensor: its place in the state buffer, which *offset walks
+ * through. */
 MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer, mfsdp_algorithm_kind kind,
                                             int32_t tensor_index, int64_t count, int64_t padded,
                                             size_t *offset, int32_t *index,
@@ -497,9 +499,9 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
 }
 
 /*
- * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must outlive
- * it; the list itself need not, names must. COMPLETE. E_ARGUMENT before anything is allocated;
- * E_MEMORY and backend errors leave nothing behind; *out is NULL then.
+ * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must
+ * outlive it; the list itself need not, names must. COMPLETE. E_ARGUMENT before anything is
+ * allocated; E_MEMORY and backend errors leave nothing behind; *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsdp_backend *backend,
                                               const mfsdp_optimizer_desc *desc,
@@ -573,9 +575,10 @@ MFSDP_API mfsdp_status mfsdp__optimizer_run_job(mfsdp_context *context, mfsdp_op
 }
 
 /*
- * Updates every tensor: replays the jobs. `scalars`: one per hyperparameter group, DEVICE; `present`:
- * one word per parameter, DEVICE, or NULL when every parameter has a gradient. ENQUEUED; results are
- * complete when an event recorded on `queue` later has passed. Allocates nothing. Deterministic.
+ * Updates every tensor: replays the jobs. `scalars`: one per hyperparameter group, DEVICE;
+ * `present`: one word per parameter, DEVICE, or NULL when every parameter has a gradient. ENQUEUED;
+ * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
+ * Deterministic.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,

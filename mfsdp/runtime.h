@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime.h - the training runtime over the primitives: units are acquired, used and released, their
- * gradients reduced to the owners, and a step updates what each rank owns.
+ * runtime.h - the training runtime over the primitives: units are acquired, used and released,
+ * their gradients reduced to the owners, and a step updates what each rank owns.
  *
  *   mfsdp_step_begin(rt, &step);                               // on every rank:
  *   for (u = 0; u < units; ++u) {
@@ -19,9 +19,11 @@
  *
  * Order and equality: every rank makes the same calls in the same order. Micro-batch i of rank r is
  * sample block i * world + r; gradients are added in that order, so with DIRECT all (world,
- * micro-batches) of the same product give the same bits, for one binary, machine and BLAS thread count.
- * Failure: a status of the communication or the backend poisons the transport and the runtime; later
- * calls return E_POISONED with the first message. Calls in the wrong order are E_STATE and change nothing.
+ * micro-batches) of the same product give the same bits, for one binary, machine and BLAS thread
+ * count.
+ * Failure: a status of the communication or the backend poisons the transport and the runtime;
+ * later calls return E_POISONED with the first message. Calls in the wrong order are E_STATE and
+ * change nothing.
  * Does not: compute a model, own the transport, or exit.
  * Link flags: -lm.
  */

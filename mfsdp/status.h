@@ -114,7 +114,8 @@ MFSDP_API MFSDP_FORMAT(6, 7) mfsdp_status
   return status;
 }
 
-/* For code that runs on a queue's thread and has no context: fills the error record it was given. */
+/* For code that runs on a queue's thread and has no context: fills the error record it was
+ * given. */
 #define MFSDP_ERROR_SET(error, status, culprit, ...) \
   mfsdp__error_set((error), (status), (culprit), __FILE__, __LINE__, __VA_ARGS__)
 

@@ -9,17 +9,17 @@
  *   MFSDP_TRY(mfsdp_transport_submit(context, transport, queue, &batch));   // ENQUEUED
  *
  * Rules of the wire: the transfers of a batch progress together, so a batch may send and receive in
- * any order; between two ranks messages are first in, first out, in the order of batches and, inside
- * a batch, of its table, and carry no tags (NCCL has none). A zero-length transfer is legal and must
- * appear on both sides. Both sides must agree on every length.
+ * any order; between two ranks messages are first in, first out, in the order of batches and,
+ * inside a batch, of its table, and carry no tags (NCCL has none). A zero-length transfer is legal
+ * and must appear on both sides. Both sides must agree on every length.
  *
  * Failure: every wait has the transport's deadline. After an error, a time-out or a dead peer the
  * transport is poisoned: later calls fail at once with E_POISONED and the first error's message;
  * receive buffers of unfinished batches are undefined.
  *
  * One communication queue per transport, used from one thread.
- * Does not: own the caller's communicator (constructors named _wrap), choose algorithms (collective.h),
- * or count traffic (collective.h counts what it submits).
+ * Does not: own the caller's communicator (constructors named _wrap), choose algorithms
+ * (collective.h), or count traffic (collective.h counts what it submits).
  * Link flags: none (the implementation says its own).
  */
 #ifndef MFSDP_TRANSPORT_H
@@ -103,11 +103,12 @@ struct mfsdp_transport {
 typedef struct mfsdp_control_ops {
   size_t struct_nbytes;
   const char *name;
-  /* R. out: world x nbytes, rank order. Every rank calls with the same nbytes; E_MISMATCH, E_TIMEOUT,
-   * E_PEER. */
+  /* R. out: world x nbytes, rank order. Every rank calls with the same nbytes; E_MISMATCH,
+   * E_TIMEOUT, E_PEER. */
   mfsdp_status (*allgather)(void *self, mfsdp_context *context, const void *in, size_t nbytes,
                             void *out, int64_t timeout_us);
-  /* R. alive[r] = 1 if rank r answers within the time-out. Called from the thread that timed out. */
+  /* R. alive[r] = 1 if rank r answers within the time-out. Called from the thread that timed
+   * out. */
   mfsdp_status (*probe)(void *self, mfsdp_context *context, uint8_t *alive, int64_t timeout_us);
   /* R. Monotonic microseconds. */
   int64_t (*now_us)(void *self);

@@ -156,8 +156,8 @@ MFSDP_API uint64_t mfsdp_hash_u64(uint64_t hash, uint64_t value) {
 
 /*
  * One per hyperparameter group, in the backend's DEVICE space. Written only by the verdict; every
- * kernel that writes state or parameters reads it and does nothing when `skip` is set, so no verdict
- * forces the host to wait for the device.
+ * kernel that writes state or parameters reads it and does nothing when `skip` is set, so no
+ * verdict forces the host to wait for the device.
  */
 typedef struct mfsdp_step_scalars {
   double lr; /* step size of this step, schedule included */

@@ -3,8 +3,8 @@
  * bench.h - what all benchmarks share: options, a clock, order statistics, rows, the limits of this
  * machine measured in the same run.
  *
- * A row is one figure. Both ratios are ours over theirs as rates (more is better), so "at most 1.10x the
- * time" is a ratio of at least 0.91.
+ * A row is one figure. Both ratios are ours over theirs as rates (more is better), so "at most
+ * 1.10x the time" is a ratio of at least 0.91.
  */
 #ifndef MFSDP_BENCH_H
 #define MFSDP_BENCH_H
@@ -23,8 +23,8 @@ typedef struct bench_options {
   const char *json; /* file for the rows, or NULL */
 } bench_options;
 
-/* Understands --quick, --json FILE and --help. Returns 0 to go on, 1 after --help (exit 0), 2 after a
- * bad call (message printed; exit 2). */
+/* Understands --quick, --json FILE and --help. Returns 0 to go on, 1 after --help (exit 0), 2 after
+ * a bad call (message printed; exit 2). */
 int bench_parse(int argc, char **argv, const char *about, bench_options *options);
 
 double bench_now(void); /* seconds, monotonic */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gpt_job.h - the example's GPT as a load for benchmarks: a job with made-up text, and the same model
- * trained without the runtime.
+ * gpt_job.h - the example's GPT as a load for benchmarks: a job with made-up text, and the same
+ * model trained without the runtime.
  *
  * A benchmark of a failed run has nothing to say: functions here print and exit.
  */
@@ -25,8 +25,8 @@ void bench_need(const gpt_rank *rank, mfsdp_status status);
 void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks);
 void bench_job_destroy(gpt_job *job);
 
-/* Full parameters, gradients and optimizer state of one rank: what plain data parallel keeps. Layouts
- * are those of a plan for one rank. */
+/* Full parameters, gradients and optimizer state of one rank: what plain data parallel keeps.
+ * Layouts are those of a plan for one rank. */
 typedef struct bench_replica {
   mfsdp_plan *plan;
   float *params, *grads, *reduced; /* `reduced` is what the optimizer reads */

@@ -30,8 +30,8 @@ int64_t bench_resident_bound(const gpt_rank *rank) {
   return share > largest ? share : largest;
 }
 
-/* Seconds of a step: on the clock, and of this thread on a processor, which other programs disturb less. With
- * queues in place and one rank there is no other thread and no waiting. */
+/* Seconds of a step: on the clock, and of this thread on a processor, which other programs disturb
+ * less. With queues in place and one rank there is no other thread and no waiting. */
 typedef struct spent {
   double wall, cpu;
 } spent;

@@ -327,6 +327,7 @@ void bench_overlap(bench_report *report, int quick) {
   static const bench_shape shape = {"gpt d=256 L=4 T=128 B=2", 256, 4, 128, 2};
   printf("\n  transfer hidden behind computation, over artificial links, AdamW:\n");
   run_case(report, &shape, 4, quick);
-  /* Ranks that share a core compute while others wait: with one for each core nothing but prefetch hides. */
+  /* Ranks that share a core compute while others wait: with one for each core nothing but prefetch
+   * hides. */
   run_case(report, &shape, 2, quick);
 }

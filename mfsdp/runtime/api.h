@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/api.h - everything public of runtime.h but the functions: descriptions and their rules. Include
- * runtime.h, not this.
+ * runtime/api.h - everything public of runtime.h but the functions: descriptions and their rules.
+ * Include runtime.h, not this.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_API_H
@@ -25,10 +25,11 @@ typedef enum mfsdp_missing {
  * One plan with the ranks that share it. Units have numbers of their own over all groups of a rank;
  * parameters are numbered group after group: those of groups[0] first, in declared order.
  *
- * Group 0 spans all ranks, or, with a replica transport, all ranks of one replica. Another group spans
- * some of them: the ranks that hold the same parameters (experts, say). Its plan may differ between its
- * instances (the ranks {0, 2} may share other experts than {1, 3}); with prefetch_depth they use the same
- * unit numbers. Every rank lists the groups in the same order; where it has nothing of one, an empty plan.
+ * Group 0 spans all ranks, or, with a replica transport, all ranks of one replica. Another group
+ * spans some of them: the ranks that hold the same parameters (experts, say). Its plan may differ
+ * between its instances (the ranks {0, 2} may share other experts than {1, 3}); with prefetch_depth
+ * they use the same unit numbers. Every rank lists the groups in the same order; where it has
+ * nothing of one, an empty plan.
  *
  * Replicas (HSDP): the ranks of the same number in different copies of the group. Gradients are
  * summed over the group first, then over the replicas in their order. Sample block i * ranks + k is
@@ -52,10 +53,10 @@ MFSDP_API mfsdp_group mfsdp_group_default(void) {
 
 /*
  * Dynamic loss scaling, for 16-bit gradients: the trainer multiplies its loss gradient by
- * mfsdp_runtime_loss_scale, the step divides by it. A non-finite gradient skips the step and multiplies
- * the scale by `backoff`; after `growth_interval` applied steps in a row it is multiplied by `growth`.
- * A step that is skipped for want of weights leaves the scale and the count of steps alone.
- * A back-off that would leave the normal floats (below 2^-126) is not made.
+ * mfsdp_runtime_loss_scale, the step divides by it. A non-finite gradient skips the step and
+ * multiplies the scale by `backoff`; after `growth_interval` applied steps in a row it is
+ * multiplied by `growth`. A step that is skipped for want of weights leaves the scale and the count
+ * of steps alone. A back-off that would leave the normal floats (below 2^-126) is not made.
  * Equal on all ranks, since the verdict is. torch.amp.GradScaler's rule and defaults.
  */
 typedef struct mfsdp_loss_scale {
@@ -77,8 +78,8 @@ typedef struct mfsdp_runtime_desc {
   int32_t active_units;   /* units the caller holds acquired at once, tied owners not counted */
   int32_t active_grads;   /* units whose gradients are open at once, tied owners not counted */
   int32_t prefetch_depth; /* units gathered ahead of the one acquired, in forward or backward order;
-                               * one more slot each. Hides something only if the backend's queues run
-                               * beside the caller. 0: off */
+                               * one more slot each. Hides something only if the backend's queues
+                               * run beside the caller. 0: off */
   int32_t reduce_depth;   /* reductions that may be in flight while gradients are open; one more
                                * gradient slot each. 0: opening the next waits for the last reduce */
   int32_t
@@ -86,8 +87,9 @@ typedef struct mfsdp_runtime_desc {
                                   * half the gathers, and a slot for every unit */
   int32_t local_accumulation; /* 1: micro-batches add up on each rank and are reduced once, with the
                                * last: less traffic, a gradient slot for every unit, and no equality
-                               * between worlds. They add up in the gradient dtype: with 16 bits that
-                               * loses digits with every micro-batch, f32 and a 16-bit wire do not */
+                               * between worlds. They add up in the gradient dtype: with 16 bits
+                               * that loses digits with every micro-batch, f32 and a 16-bit wire do
+                               * not */
   int32_t max_micro_batches;  /* upper bound of mfsdp_step_desc.micro_batch_count */
   int32_t weighted;           /* 1: the mean is over weights (mfsdp_step_weight) */
   double clip_norm;           /* > 0: global-norm clipping; 0: off */
@@ -103,8 +105,8 @@ typedef struct mfsdp_runtime_desc {
   int32_t step_in_backward, verdict_lag;
 } mfsdp_runtime_desc;
 
-/* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches, no
- * clipping, SKIP, no loss scaling, everything on the device, DIRECT. */
+/* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches,
+ * no clipping, SKIP, no loss scaling, everything on the device, DIRECT. */
 MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   mfsdp_runtime_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -125,8 +127,8 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   return desc;
 }
 
-/* Bytes that a runtime will hold from create to destroy, by class; its tables (lists, names, messages)
- * are left out. */
+/* Bytes that a runtime will hold from create to destroy, by class; its tables (lists, names,
+ * messages) are left out. */
 typedef struct mfsdp_memory {
   size_t struct_nbytes;
   size_t shard_nbytes;     /* masters, and compute copies where they differ */
@@ -150,7 +152,8 @@ typedef struct mfsdp_step_desc {
   int32_t micro_batch_count; /* of each rank in this step, 1 to max_micro_batches */
   double
       grad_weight; /* what the summed gradient is multiplied with: 1 / (ranks * micro-batches) for a
-                       * mean over equal sample blocks; 1 with `weighted`, which divides by the weights */
+                       * mean over equal sample blocks; 1 with `weighted`, which divides by the
+                       * weights */
   double lr_factor; /* the schedule: multiplies each group's own lr */
 } mfsdp_step_desc;
 
@@ -188,8 +191,8 @@ MFSDP_API mfsdp_verdict mfsdp_verdict_default(void) {
   return verdict;
 }
 
-/* Gives the initial values of elements first .. first + count - 1 of a parameter, in fp32. Called on the
- * rank that owns them, so it must be a function of its arguments alone (random.h). */
+/* Gives the initial values of elements first .. first + count - 1 of a parameter, in fp32. Called
+ * on the rank that owns them, so it must be a function of its arguments alone (random.h). */
 typedef void (*mfsdp_init_fn)(void *user, int32_t param, int64_t first, int64_t count, float *dst);
 
 #endif /* MFSDP_RUNTIME_API_H */

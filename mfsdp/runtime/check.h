@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/check.h - validation of a runtime's description: everything that can be seen without the other
- * ranks. Part of runtime.h.
+ * runtime/check.h - validation of a runtime's description: everything that can be seen without the
+ * other ranks. Part of runtime.h.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_CHECK_H

@@ -2,8 +2,8 @@
 /*
  * runtime/grads.h - opening, marking and reducing a unit's gradients. Part of runtime.h.
  *
- * A unit's gradients are CLOSED, BORROWED (open for a tied tensor that another unit uses), OPEN, or, with
- * local accumulation, HELD between micro-batches.
+ * A unit's gradients are CLOSED, BORROWED (open for a tied tensor that another unit uses), OPEN,
+ * or, with local accumulation, HELD between micro-batches.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_GRADS_H
@@ -90,10 +90,10 @@ MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index) {
 }
 
 /*
- * Opens a gradient buffer for the unit (mfsdp_unit_grad): zeroed, or, with local accumulation, with the
- * sums of the micro-batches before. Backward ADDS into it, in the gradient dtype. Tensors tied to another
- * unit's accumulate in that unit's buffer, which stays open until its own reduce. COMPLETE without a compute queue, otherwise
- * ordered before later work on it.
+ * Opens a gradient buffer for the unit (mfsdp_unit_grad): zeroed, or, with local accumulation, with
+ * the sums of the micro-batches before. Backward ADDS into it, in the gradient dtype. Tensors tied
+ * to another unit's accumulate in that unit's buffer, which stays open until its own reduce.
+ * COMPLETE without a compute queue, otherwise ordered before later work on it.
  * E_STATE: outside a step, already open, more micro-batches than announced, no slot is free, or the
  * owner of a tied tensor has been reduced for the last time.
  */
@@ -106,8 +106,9 @@ MFSDP_API mfsdp_status mfsdp_unit_grads(mfsdp_runtime *rt, int32_t unit) {
 }
 
 /*
- * Where backward adds a parameter's gradient: the full tensor, contiguous, row-major, gradient dtype,
- * DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown index.
+ * Where backward adds a parameter's gradient: the full tensor, contiguous, row-major, gradient
+ * dtype, DEVICE. NULL unless the unit's gradients are open, for a FROZEN parameter, or an unknown
+ * index.
  */
 MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry;
@@ -122,9 +123,10 @@ MFSDP_API void *mfsdp_unit_grad(mfsdp_runtime *rt, int32_t param) {
 }
 
 /*
- * Says that this rank has no gradient for the parameter in the open micro-batch: its zeros are added,
- * and if no rank has one in the whole step, desc.missing decides. The caller must not have written to
- * it. E_STATE: the unit's gradients are not open. E_ARGUMENT: unknown or FROZEN parameter.
+ * Says that this rank has no gradient for the parameter in the open micro-batch: its zeros are
+ * added, and if no rank has one in the whole step, desc.missing decides. The caller must not have
+ * written to it. E_STATE: the unit's gradients are not open. E_ARGUMENT: unknown or FROZEN
+ * parameter.
  */
 MFSDP_API mfsdp_status mfsdp_grad_absent(mfsdp_runtime *rt, int32_t param) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
@@ -159,7 +161,8 @@ MFSDP_API void mfsdp__unit_mark_present(mfsdp_runtime *rt, const mfsdp__unit *un
   }
 }
 
-/* Enqueues the reduction of the unit's slot, through a cast where the wire has a dtype of its own. */
+/* Enqueues the reduction of the unit's slot, through a cast where the wire has a dtype of its
+ * own. */
 MFSDP_API mfsdp_status mfsdp__unit_send_grads(mfsdp_runtime *rt, mfsdp__unit *unit, int32_t first) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__slot *slot = &rt->grad_ring.slots[unit->grad_slot];
@@ -178,9 +181,9 @@ MFSDP_API mfsdp_status mfsdp__unit_send_grads(mfsdp_runtime *rt, mfsdp__unit *un
 }
 
 /*
- * Closes the unit's gradients and adds them, rank by rank, into the owners' accumulators (with local
- * accumulation only in the step's last micro-batch). ENQUEUED; the buffer's addresses are invalid now.
- * Every rank reduces in the same order.
+ * Closes the unit's gradients and adds them, rank by rank, into the owners' accumulators (with
+ * local accumulation only in the step's last micro-batch). ENQUEUED; the buffer's addresses are
+ * invalid now. Every rank reduces in the same order.
  * E_STATE: the gradients are not open (also: reduced twice). E_TIMEOUT, E_PEER, E_BACKEND.
  */
 MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit) {

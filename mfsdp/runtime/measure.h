@@ -54,7 +54,8 @@ MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit) {
   return longest;
 }
 
-/* The plan bounds the elements of all tensors together (2^46), so sums of segments cannot overflow. */
+/* The plan bounds the elements of all tensors together (2^46), so sums of segments cannot
+ * overflow. */
 MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
                                    int32_t unit, mfsdp__sizes *out) {
   const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(desc, group->plan, group->transport->rank, unit);
@@ -94,7 +95,8 @@ MFSDP_API int32_t mfsdp__count_tied_units(const mfsdp_plan *plan) {
   return tied;
 }
 
-/* Replica k's part of `count` accumulators: whole alignment units, the last parts may be short or empty. */
+/* Replica k's part of `count` accumulators: whole alignment units, the last parts may be short or
+ * empty. */
 MFSDP_API mfsdp_extent mfsdp__replica_part(int64_t count, int32_t replicas, int32_t k) {
   mfsdp_extent part;
   int64_t share = (count + replicas - 1) / replicas, first;
@@ -152,7 +154,8 @@ MFSDP_API mfsdp_status mfsdp__measure_optimizer(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* Slots: what the caller holds at once, one for each unit that others tie to, and what is in flight. */
+/* Slots: what the caller holds at once, one for each unit that others tie to, and what is in
+ * flight. */
 MFSDP_API mfsdp_status mfsdp__measure_slots(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp__sizes *out) {
   const int64_t all = out->unit_count > 0 ? out->unit_count : 1;
@@ -197,9 +200,9 @@ MFSDP_API mfsdp_status mfsdp__measure(mfsdp_context *context, const mfsdp_runtim
 }
 
 /*
- * Predicts what mfsdp_runtime_create with this description will hold on this rank, without allocating or
- * communicating. `out` starts as mfsdp_memory_default. E_ARGUMENT, E_UNSUPPORTED and E_OVERFLOW as
- * create.
+ * Predicts what mfsdp_runtime_create with this description will hold on this rank, without
+ * allocating or communicating. `out` starts as mfsdp_memory_default. E_ARGUMENT, E_UNSUPPORTED and
+ * E_OVERFLOW as create.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_memory(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_memory *out) {

@@ -78,9 +78,10 @@ MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, vo
 }
 
 /*
- * Sets all parameters this rank owns, FROZEN ones too, from `fill`, which gets the runtime's parameter
- * numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step, or a unit is
- * acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given back).
+ * Sets all parameters this rank owns, FROZEN ones too, from `fill`, which gets the runtime's
+ * parameter numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step,
+ * or a unit is acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given
+ * back).
  */
 MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user) {
   const size_t nbytes = MFSDP__INIT_CHUNK * sizeof(float);
@@ -120,7 +121,8 @@ typedef struct mfsdp__export_run {
   int64_t chunk_first;
 } mfsdp__export_run;
 
-/* The owner's values in fp32, at their place in its own chunk: from the master, or from a FROZEN copy. */
+/* The owner's values in fp32, at their place in its own chunk: from the master, or from a FROZEN
+ * copy. */
 MFSDP_API mfsdp_status mfsdp__export_load(mfsdp_runtime *rt, const mfsdp_piece *piece,
                                           const mfsdp__export_run *run, float *place) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
@@ -218,11 +220,12 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
 
 /*
  * Copies a parameter's whole fp32 master (of a FROZEN one its value) to `dst` (HOST, numel floats,
- * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass NULL. An
- * alias gives its owner's. Collective over the group, COMPLETE; with several groups every rank of the job
- * calls it equally often, since it may give up what was gathered ahead. Streams through one free parameter slot
- * and uses no other memory.
- * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is free.
+ * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass
+ * NULL. An alias gives its owner's. Collective over the group, COMPLETE; with several groups every
+ * rank of the job calls it equally often, since it may give up what was gathered ahead. Streams
+ * through one free parameter slot and uses no other memory.
+ * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is
+ * free.
  */
 MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root,
                                           float *dst) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/setup.h - builds the runtime's tables from a plan, and takes them down. Part of runtime.h.
+ * runtime/setup.h - builds the runtime's tables from a plan, and takes them down. Part of
+ * runtime.h.
  *
  * The only place that reads options. A step replays what is made here.
  * Link flags: none.
@@ -195,11 +196,11 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt) {
 
 /*
  * Makes a runtime: checks the description, agrees with all ranks on version, options and plan, and
- * allocates everything that steps will use. Parameters start as zeros (mfsdp_runtime_init). Collective,
- * COMPLETE. On failure *out is NULL and nothing is held. E_ARGUMENT, E_UNSUPPORTED and E_OVERFLOW of the
- * description come before any communication or allocation: the other ranks wait for this one. E_MISMATCH
- * names the first difference on every rank, all of which may try again. Any other failure poisons the
- * transports, so that peers do not wait for this rank.
+ * allocates everything that steps will use. Parameters start as zeros (mfsdp_runtime_init).
+ * Collective, COMPLETE. On failure *out is NULL and nothing is held. E_ARGUMENT, E_UNSUPPORTED and
+ * E_OVERFLOW of the description come before any communication or allocation: the other ranks wait
+ * for this one. E_MISMATCH names the first difference on every rank, all of which may try again.
+ * Any other failure poisons the transports, so that peers do not wait for this rank.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_runtime **out) {
@@ -238,9 +239,9 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
 }
 
 /*
- * Waits until this rank's work is done and gives everything back. NULL is allowed. After a failure it
- * waits for this rank's queues only, which the poisoned transport lets run dry, and returns MFSDP_OK;
- * otherwise the status of the wait. The runtime is gone in any case.
+ * Waits until this rank's work is done and gives everything back. NULL is allowed. After a failure
+ * it waits for this rank's queues only, which the poisoned transport lets run dry, and returns
+ * MFSDP_OK; otherwise the status of the wait. The runtime is gone in any case.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops;

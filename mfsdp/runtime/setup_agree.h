@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/setup_agree.h - agreement of all ranks on version, options, groups and plans, before anything
- * else happens. Part of runtime.h.
+ * runtime/setup_agree.h - agreement of all ranks on version, options, groups and plans, before
+ * anything else happens. Part of runtime.h.
  *
- * Ranks compare inside each group and over its replicas; what one of them finds, all are told, so that all
- * return E_MISMATCH at the same point and may try again.
+ * Ranks compare inside each group and over its replicas; what one of them finds, all are told, so
+ * that all return E_MISMATCH at the same point and may try again.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_SETUP_AGREE_H
@@ -87,8 +87,8 @@ MFSDP_API mfsdp_status mfsdp__control_allgather(mfsdp_context *context,
 #define MFSDP__AGREE_WORDS 6
 #define MFSDP__AGREE_PARAMS 32 /* parameter hashes compared per message */
 
-/* Finds the first parameter whose hash differs from rank 0's on some rank; MFSDP_OK if there is none.
- * `all`: world x MFSDP__AGREE_PARAMS words. */
+/* Finds the first parameter whose hash differs from rank 0's on some rank; MFSDP_OK if there is
+ * none. `all`: world x MFSDP__AGREE_PARAMS words. */
 MFSDP_API mfsdp_status mfsdp__agree_on_hashes(
     mfsdp_context *context, const mfsdp_plan *plan, const mfsdp_control *control, int32_t count,
     uint64_t (*hash)(const mfsdp_plan *plan, int32_t param), const char *what, uint64_t *all) {
@@ -111,8 +111,9 @@ MFSDP_API mfsdp_status mfsdp__agree_on_hashes(
   return MFSDP_OK;
 }
 
-/* Says how plans differ: descriptions first, since one tensor more or less moves the pieces of all. Every
- * rank runs it with the smallest parameter count of all and the count that differs from it, if any. */
+/* Says how plans differ: descriptions first, since one tensor more or less moves the pieces of all.
+ * Every rank runs it with the smallest parameter count of all and the count that differs from it,
+ * if any. */
 MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsdp_plan *plan,
                                               const mfsdp_control *control, int32_t smallest,
                                               int32_t largest, uint64_t *all) {
@@ -131,8 +132,9 @@ MFSDP_API mfsdp_status mfsdp__agree_on_params(mfsdp_context *context, const mfsd
 }
 
 /*
- * A rank's place in the other direction: its copy, seen by the ranks of the copy, or its rank in the copy,
- * seen by its replicas. All of them have the same one, or owners of different pieces would be summed.
+ * A rank's place in the other direction: its copy, seen by the ranks of the copy, or its rank in
+ * the copy, seen by its replicas. All of them have the same one, or owners of different pieces
+ * would be summed.
  */
 MFSDP_API mfsdp_status mfsdp__agree_on_places(mfsdp_context *context, int32_t g, int over_replicas,
                                               const uint64_t *all, int32_t world) {
@@ -215,7 +217,8 @@ MFSDP_API uint64_t mfsdp__agree_unit_hash(const mfsdp_runtime_desc *desc,
   return hash;
 }
 
-/* Tells `own` over one control plane. It becomes the first failure of all, or says that units differ. */
+/* Tells `own` over one control plane. It becomes the first failure of all, or says that units
+ * differ. */
 MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_control *control,
                                            mfsdp__outcome *own, mfsdp__outcome *all) {
   int32_t r;
@@ -238,8 +241,8 @@ MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_c
 }
 
 /*
- * Tells all ranks what this one found so far (`found`, with its message in the context) and returns the
- * same on all of them: MFSDP_OK, or a failure that all know of. *told = 1 then.
+ * Tells all ranks what this one found so far (`found`, with its message in the context) and returns
+ * the same on all of them: MFSDP_OK, or a failure that all know of. *told = 1 then.
  */
 MFSDP_API mfsdp_status mfsdp__agree_outcome(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             uint64_t unit_hash, mfsdp_status found, void *all,
@@ -311,8 +314,8 @@ MFSDP_API void mfsdp__groups_poison(const mfsdp_runtime_desc *desc, const mfsdp_
 }
 
 /*
- * E_MISMATCH, the same on every rank, unless version, options, places and plans agree: nothing is poisoned
- * then. Any other failure poisons the transports.
+ * E_MISMATCH, the same on every rank, unless version, options, places and plans agree: nothing is
+ * poisoned then. Any other failure poisons the transports.
  */
 MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             const mfsdp__sizes *sizes) {

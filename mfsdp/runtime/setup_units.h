@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/setup_units.h - tables of groups, parameters and units with their collectives, memory and slots.
- * Part of runtime.h.
+ * runtime/setup_units.h - tables of groups, parameters and units with their collectives, memory and
+ * slots. Part of runtime.h.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_SETUP_UNITS_H

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/setup_verdict.h - the tables of the step's message: where each rank's words and each block's sum
- * lie, in an order that every rank agrees on. Part of runtime.h.
+ * runtime/setup_verdict.h - the tables of the step's message: where each rank's words and each
+ * block's sum lie, in an order that every rank agrees on. Part of runtime.h.
  *
  * All ranks together are group 0's ranks, replica after replica. A group other than 0 has instances
  * that hold different parameters; an instance is named by its lowest rank. Blocks are folded in the
- * order: group 0 in tensor order, then group after group, instance after instance, in tensor order; of
- * replicas the first counts. Presence bits are shared by the ranks of an instance and its replicas.
+ * order: group 0 in tensor order, then group after group, instance after instance, in tensor order;
+ * of replicas the first counts. Presence bits are shared by the ranks of an instance and its
+ * replicas.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_SETUP_VERDICT_H
@@ -66,7 +67,8 @@ MFSDP_API mfsdp_status mfsdp__all_copies_gather(mfsdp_runtime *rt, const unsigne
   return status;
 }
 
-/* nbytes from every rank to every rank: inside group 0, then over its replicas. out: ranks x nbytes. */
+/* nbytes from every rank to every rank: inside group 0, then over its replicas. out: ranks x
+ * nbytes. */
 MFSDP_API mfsdp_status mfsdp__all_ranks_gather(mfsdp_runtime *rt, const void *in, size_t nbytes,
                                                void *out) {
   const mfsdp__group_entry *g = &rt->groups[0];
@@ -117,7 +119,8 @@ MFSDP_API mfsdp_status mfsdp__load_blocks(mfsdp_runtime *rt, mfsdp__verdict_buil
                            &count);
 }
 
-/* Fills members: of group 0 from the plan, of the others by asking. Collective with several groups. */
+/* Fills members: of group 0 from the plan, of the others by asking. Collective with several
+ * groups. */
 MFSDP_API mfsdp_status mfsdp__verdict_members(mfsdp_runtime *rt, mfsdp__verdict_build *b) {
   int32_t g, k;
   for (g = 0; g < rt->group_count; ++g) {
@@ -252,7 +255,8 @@ MFSDP_API void mfsdp__verdict_own_numbers(const mfsdp_runtime *rt, const mfsdp__
   }
 }
 
-/* Words of another group's blocks: each rank tells which blocks of its instance it owns. Collective. */
+/* Words of another group's blocks: each rank tells which blocks of its instance it owns.
+ * Collective. */
 MFSDP_API mfsdp_status mfsdp__verdict_words_of_group(mfsdp_runtime *rt, mfsdp__verdict_build *b,
                                                      int32_t g, int64_t base) {
   const mfsdp__rank_group *members = b->members + (int64_t)g * b->ranks;
@@ -362,7 +366,8 @@ MFSDP_API mfsdp_status mfsdp__verdict_upload(mfsdp_runtime *rt, const mfsdp__ver
                              MFSDP_MEMORY_TABLE, &t->record);
 }
 
-/* A gather of 8-byte words: extent i is [rank_word[i * stride], rank_word[(i + 1) * stride)) - first. */
+/* A gather of 8-byte words: extent i is [rank_word[i * stride], rank_word[(i + 1) * stride)) -
+ * first. */
 MFSDP_API mfsdp_status mfsdp__verdict_gather_create(mfsdp_runtime *rt, const int64_t *rank_word,
                                                     int32_t stride,
                                                     const mfsdp_transport *transport,

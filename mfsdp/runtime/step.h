@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * runtime/step.h - begin of a step, its values, its end: norm, verdict, optimizer. Part of runtime.h.
+ * runtime/step.h - begin of a step, its values, its end: norm, verdict, optimizer. Part of
+ * runtime.h.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_STEP_H
@@ -8,7 +9,8 @@
 
 #include "grads.h"
 
-/* 2^-126, the smallest normal float: a trainer multiplies with a float, and 0 would hide every overflow. */
+/* 2^-126, the smallest normal float: a trainer multiplies with a float, and 0 would hide every
+ * overflow. */
 #define MFSDP__SMALLEST_LOSS_SCALE 1.17549435082228750797e-38
 
 /* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
@@ -101,8 +103,8 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
 }
 
 /*
- * Reports a value (the loss) of the next micro-batch; the verdict holds the mean over all sample blocks.
- * E_STATE: no step is open, or more values than micro-batches.
+ * Reports a value (the loss) of the next micro-batch; the verdict holds the mean over all sample
+ * blocks. E_STATE: no step is open, or more values than micro-batches.
  */
 MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
@@ -115,9 +117,10 @@ MFSDP_API mfsdp_status mfsdp_step_value(mfsdp_runtime *rt, double value) {
 }
 
 /*
- * Reports the weight (tokens) of the next micro-batch; only with desc.weighted, and then for each one. The
- * gradient that backward adds is that of the sum over tokens; the step divides by all weights.
- * E_STATE: not weighted, no step is open, or more weights than micro-batches. E_ARGUMENT: negative or
+ * Reports the weight (tokens) of the next micro-batch; only with desc.weighted, and then for each
+ * one. The gradient that backward adds is that of the sum over tokens; the step divides by all
+ * weights. E_STATE: not weighted, no step is open, or more weights than micro-batches. E_ARGUMENT:
+ * negative or
  * not finite.
  */
 MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight) {
@@ -195,8 +198,8 @@ MFSDP_API mfsdp_status mfsdp__step_sum_replicas(mfsdp_runtime *rt) {
   return MFSDP_OK;
 }
 
-/* This rank's message: the host's header, then the sums of squares of its own blocks; then the gather,
- * inside the group and over its replicas. */
+/* This rank's message: the host's header, then the sums of squares of its own blocks; then the
+ * gather, inside the group and over its replicas. */
 MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;
@@ -246,9 +249,9 @@ MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt) {
 
 /*
  * Ends a step: global norm and verdict from one small gather, then the optimizer on this rank's own
- * pieces. stop_requested != 0 on any rank sets the verdict's stop on all. ENQUEUED; mfsdp_step_verdict
- * waits. E_STATE: no step is open, a unit is acquired, gradients are open, or a weight is missing: nothing
- * was sent.
+ * pieces. stop_requested != 0 on any rank sets the verdict's stop on all. ENQUEUED;
+ * mfsdp_step_verdict waits. E_STATE: no step is open, a unit is acquired, gradients are open, or a
+ * weight is missing: nothing was sent.
  */
 MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
@@ -263,8 +266,9 @@ MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
 }
 
 /*
- * Waits for the verdict of the step that ended last and gives it; the same on every rank. COMPLETE; the
- * update itself may still run. E_STATE: no step has ended. E_ARGUMENT: out is NULL or of another size.
+ * Waits for the verdict of the step that ended last and gives it; the same on every rank. COMPLETE;
+ * the update itself may still run. E_STATE: no step has ended. E_ARGUMENT: out is NULL or of
+ * another size.
  */
 MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));

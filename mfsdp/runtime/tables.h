@@ -2,8 +2,8 @@
 /*
  * runtime/tables.h - the runtime's tables and their small state machines. Private to runtime.h.
  *
- * Set-up (setup.h) fills everything here but the fields marked "state"; units.h and step.h replay the
- * tables and move the state.
+ * Set-up (setup.h) fills everything here but the fields marked "state"; units.h and step.h replay
+ * the tables and move the state.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_TABLES_H
@@ -161,8 +161,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status sta
   return status;
 }
 
-/* Leaves the calling function through mfsdp__runtime_failed unless `call` succeeds: for everything that
- * touches queues and transports, after which ranks may differ. */
+/* Leaves the calling function through mfsdp__runtime_failed unless `call` succeeds: for everything
+ * that touches queues and transports, after which ranks may differ. */
 #define MFSDP__RUNTIME_TRY(rt, call)                                                        \
   do {                                                                                      \
     const mfsdp_status mfsdp__rt_status = (call);                                           \
@@ -195,7 +195,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_order(mfsdp_runtime *rt, mfsdp_queue *queu
   return rt->backend->ops->queue_wait(rt->backend->self, waiter, event);
 }
 
-/* The caller's computation comes after `event`: its queue waits, or, without one, its thread does. */
+/* The caller's computation comes after `event`: its queue waits, or, without one, its thread
+ * does. */
 MFSDP_API mfsdp_status mfsdp__runtime_settle(mfsdp_runtime *rt, mfsdp_event *event,
                                              const char *label) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
@@ -213,9 +214,9 @@ MFSDP_API const char *mfsdp__runtime_param_name(const mfsdp_runtime *rt, int32_t
   return mfsdp_plan_param(rt->groups[entry->group].plan, entry->index)->name;
 }
 
-/* Memory that queues use is given back only when they are done with it: this waits until both have run
- * dry. After a failure the transport is poisoned, so they do; what has not ended by the deadline is not
- * waited for any longer. Keeps the context's error. */
+/* Memory that queues use is given back only when they are done with it: this waits until both have
+ * run dry. After a failure the transport is poisoned, so they do; what has not ended by the
+ * deadline is not waited for any longer. Keeps the context's error. */
 MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   void *self = rt->backend->self;

@@ -3,8 +3,8 @@
  * runtime/units.h - acquire, prefetch and release of units' parameters. Part of runtime.h.
  *
  * A unit is SHARDED (no slot) or has a slot: acquired (acquires > 0), or gathered ahead or kept
- * (acquires 0), and then the slot may be taken from it when another unit needs one. Everything here is
- * decided by the sequence of calls and the tables alone, so all ranks gather in the same order.
+ * (acquires 0), and then the slot may be taken from it when another unit needs one. Everything here
+ * is decided by the sequence of calls and the tables alone, so all ranks gather in the same order.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_UNITS_H
@@ -109,7 +109,8 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
   return MFSDP_OK;
 }
 
-/* The unit, then the owners of its tied tensors; then what comes next; then the wait for this one. */
+/* The unit, then the owners of its tied tensors; then what comes next; then the wait for this
+ * one. */
 MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index, mfsdp_use use) {
   const mfsdp__unit *unit = &rt->units[index];
   int32_t i;
@@ -143,12 +144,13 @@ MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const 
 }
 
 /*
- * Makes a unit's full parameters available (mfsdp_unit_param), and those of the units that own its tied
- * tensors; starts the gathers of the units that come next for this use (desc.prefetch_depth). Counted:
- * each acquire needs its release; only a unit that is not there yet is gathered. Any order and number of
- * acquires is fine, as long as it is the same on every rank. COMPLETE without a compute queue, otherwise
- * ordered before later work on it.
- * E_ARGUMENT: no such unit. E_STATE: no slot is free (nothing changed). E_TIMEOUT, E_PEER, E_BACKEND.
+ * Makes a unit's full parameters available (mfsdp_unit_param), and those of the units that own its
+ * tied tensors; starts the gathers of the units that come next for this use (desc.prefetch_depth).
+ * Counted: each acquire needs its release; only a unit that is not there yet is gathered. Any order
+ * and number of acquires is fine, as long as it is the same on every rank. COMPLETE without a
+ * compute queue, otherwise ordered before later work on it.
+ * E_ARGUMENT: no such unit. E_STATE: no slot is free (nothing changed). E_TIMEOUT, E_PEER,
+ * E_BACKEND.
  */
 MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp_use use) {
   mfsdp__unit *u = NULL;
@@ -194,7 +196,8 @@ MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   return MFSDP_OK;
 }
 
-/* Before the masters change, and for calls that need slots: nothing stays that nobody has acquired. */
+/* Before the masters change, and for calls that need slots: nothing stays that nobody has
+ * acquired. */
 MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count; ++u) {
@@ -206,9 +209,9 @@ MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
 }
 
 /*
- * A parameter's full tensor, contiguous and row-major in its compute dtype, DEVICE; an alias gives its
- * owner's. Stable from acquire to the unit's matching release. NULL unless acquired, or for an unknown
- * index.
+ * A parameter's full tensor, contiguous and row-major in its compute dtype, DEVICE; an alias gives
+ * its owner's. Stable from acquire to the unit's matching release. NULL unless acquired, or for an
+ * unknown index.
  */
 MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry;
