@@ -204,11 +204,12 @@ MFSDP_API mfsdp_status mfsdp__export_chunk(mfsdp_runtime *rt, int32_t param, int
 }
 
 MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t root,
-                                     const mfsdp__slot *slot, float *dst) {
+                                     const mfsdp__ring *ring, int32_t index, float *dst) {
+  const mfsdp__slot *slot = &ring->slots[index];
   const mfsdp_backend_ops *ops = rt->backend->ops;
   const mfsdp__param_entry *entry = &rt->params[param];
   const int64_t numel = mfsdp_plan_param_numel(rt->groups[entry->group].plan, entry->index);
-  const int64_t capacity = (int64_t)(rt->param_ring.slot_nbytes / sizeof(float));
+  const int64_t capacity = (int64_t)(ring->slot_nbytes / sizeof(float));
   int64_t first;
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, slot->idle));
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
@@ -216,6 +217,14 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
     MFSDP_TRY(mfsdp__export_chunk(rt, param, root, slot, first,
                                   numel - first < capacity ? numel - first : capacity, dst));
   return MFSDP_OK;
+}
+
+/* Where an export finds its slot: among the parameters', after giving up what was gathered ahead if
+ * it must, or, where all of them are kept, among the gradients'. The calls decide, so all ranks agree. */
+MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt) {
+  if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_drop_ahead(rt);
+  if (mfsdp__ring_free_count(&rt->param_ring) > 0) return &rt->param_ring;
+  return mfsdp__unit_slots_available(rt) > 0 ? &rt->grad_ring : &rt->param_ring;
 }
 
 /*
@@ -230,6 +239,7 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
 MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root,
                                           float *dst) {
   const mfsdp__group_entry *group;
+  mfsdp__ring *ring;
   mfsdp_status status;
   int32_t slot;
   MFSDP_TRY(mfsdp__runtime_usable(rt));
@@ -242,14 +252,14 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
   if ((root < 0 || root == group->rank) && dst == NULL &&
       mfsdp_plan_param_numel(group->plan, rt->params[param].index) > 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: dst is NULL on a receiving rank");
-  if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_drop_unacquired(rt);
-  slot = mfsdp__ring_claim(&rt->param_ring, rt->params[param].unit);
+  ring = mfsdp__export_ring(rt);
+  slot = mfsdp__ring_claim(ring, rt->params[param].unit);
   if (slot < 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                       "export: all %d parameter slots are held; release a unit first",
                       (int)rt->param_ring.count);
-  status = mfsdp__export(rt, param, root, &rt->param_ring.slots[slot], dst);
-  rt->param_ring.slots[slot].unit = -1;
+  status = mfsdp__export(rt, param, root, ring, slot, dst);
+  ring->slots[slot].unit = -1;
   if (status == MFSDP_OK) return MFSDP_OK;
   (void)mfsdp__runtime_failed(rt, status);
   mfsdp__runtime_drain(rt); /* dst is the caller's */

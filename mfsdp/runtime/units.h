@@ -196,8 +196,7 @@ MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   return MFSDP_OK;
 }
 
-/* Before the masters change, and for calls that need slots: nothing stays that nobody has
- * acquired. */
+/* Before the masters change: nothing stays that nobody has acquired. */
 MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count; ++u) {
@@ -205,6 +204,16 @@ MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
     rt->units[u].wanted = 0;
     if (rt->units[u].param_slot >= 0 && rt->units[u].acquires == 0)
       mfsdp__unit_drop(rt, &rt->units[u]);
+  }
+}
+
+/* For calls that need a slot: gives up what was gathered ahead. What is kept between forward and
+ * backward stays, since its address was promised. */
+MFSDP_API void mfsdp__unit_drop_ahead(mfsdp_runtime *rt) {
+  int32_t u;
+  for (u = 0; u < rt->unit_count; ++u) {
+    mfsdp__unit *unit = &rt->units[u];
+    if (unit->param_slot >= 0 && unit->acquires == 0 && !unit->kept) mfsdp__unit_drop(rt, unit);
   }
 }
 
