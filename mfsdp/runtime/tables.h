@@ -67,6 +67,7 @@ typedef struct mfsdp__unit {
   int64_t shard_count;                /* elements of the gathered segment */
   int64_t accumulator_first, accumulator_count;
   int32_t acquires;              /* state: 0 with a slot = gathered ahead or kept */
+  int32_t own_acquires;          /* state: those by its own number, not along with an alias */
   int32_t param_slot;            /* state: -1 = SHARDED */
   int32_t wanted;                /* state: used next, so it stays in its slot at the last release */
   int32_t kept;                  /* state: between forward and backward without resharding */

@@ -161,6 +161,7 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
   MFSDP_TRY(mfsdp__unit_room(rt, unit, u));
   u->kept = u->keeps[use];
   MFSDP__RUNTIME_TRY(rt, mfsdp__unit_acquire_all(rt, unit, use));
+  ++u->own_acquires;
   return MFSDP_OK;
 }
 
@@ -182,14 +183,18 @@ MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *u
 
 /*
  * Ends one acquire. After the last one the parameters are SHARDED again (unless they are kept for
- * backward or used next) and their addresses invalid. E_STATE: the unit is not acquired.
+ * backward or used next) and their addresses invalid. E_STATE: the unit is not acquired, or only
+ * along with one that is tied to it.
  */
 MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   mfsdp__unit *u = NULL;
   int32_t i;
   MFSDP_TRY(mfsdp__unit_find(rt, unit, &u));
-  if (u->acquires == 0)
-    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "release unit %d: it is not acquired", (int)unit);
+  if (u->own_acquires == 0)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "release unit %d: it is not acquired%s",
+                      (int)unit,
+                      u->acquires > 0 ? " itself, only along with a unit that is tied to it" : "");
+  --u->own_acquires;
   MFSDP__RUNTIME_TRY(rt, mfsdp__unit_release_one(rt, u));
   for (i = 0; i < u->owner_count; ++i)
     MFSDP__RUNTIME_TRY(rt, mfsdp__unit_release_one(rt, &rt->units[u->owners[i]]));

@@ -126,6 +126,31 @@ TEST(Acquire, TiedUnitsTakeTheirOwnerAlong) {
       "");
 }
 
+/* What an acquire took along is given back by its own release alone. */
+TEST(Release, OwnerOfATiedUnitThatWasNotAcquiredItself) {
+  EXPECT_EQ(test::survives(
+                tied_job(), 2, 1,
+                [](Rank &rank, Trainer &t) {
+                  MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 3, MFSDP_USE_FORWARD));
+                  const void *shared = mfsdp_unit_param(t.runtime, 4);
+                  must_fail(rank, mfsdp_unit_release(t.runtime, 0), MFSDP_E_STATE,
+                            "release unit 0: it is not acquired itself, only along with a unit");
+                  require(shared != nullptr && mfsdp_unit_param(t.runtime, 4) == shared,
+                          "the tied tensor is still there");
+                  MFSDP_TRY(mfsdp_unit_acquire(t.runtime, 0, MFSDP_USE_FORWARD));
+                  MFSDP_TRY(mfsdp_unit_release(t.runtime, 0));
+                  must_fail(rank, mfsdp_unit_release(t.runtime, 0), MFSDP_E_STATE,
+                            "it is not acquired itself");
+                  require(mfsdp_unit_param(t.runtime, 4) == shared,
+                          "the tied tensor is still there after the owner's own release");
+                  MFSDP_TRY(mfsdp_unit_release(t.runtime, 3));
+                  must_fail(rank, mfsdp_unit_release(t.runtime, 0), MFSDP_E_STATE,
+                            "release unit 0: it is not acquired");
+                  return MFSDP_OK;
+                }),
+            "");
+}
+
 TEST(Gradients, OutsideAStep) {
   EXPECT_EQ(test::survives(
                 tied_job(), 2, 1,
