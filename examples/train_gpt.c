@@ -8,6 +8,7 @@
  * Progress and the audit of the plan go to standard error, one JSON line to standard output.
  */
 #include "gpt/curve.h"
+#include "gpt/file.h"
 #include "gpt/loss_chart.h"
 #include "gpt/progress.h"
 #include "gpt/rank.h"
@@ -166,8 +167,10 @@ static const rank_thread *run_ranks(rank_thread *ranks, int32_t count) {
   const rank_thread *blamed = NULL;
   int32_t started, r;
   for (started = 0; started < count; ++started) {
-    ranks[started].status = mfsdp_thread_start(&ranks[started].thread, run_rank, &ranks[started]);
-    if (ranks[started].status == MFSDP_OK) continue;
+    const mfsdp_status status =
+        mfsdp_thread_start(&ranks[started].thread, run_rank, &ranks[started]);
+    if (status == MFSDP_OK) continue; /* ranks[started] is the thread's now */
+    ranks[started].status = status;
     (void)MFSDP_ERROR_SET(&ranks[started].error, ranks[started].status, -1,
                           "the system refused thread %d of %d; use fewer --ranks", (int)started + 1,
                           (int)count);
@@ -348,6 +351,7 @@ int main(int argc, char **argv) {
   gpt_error error;
   gpt_job job;
   int status;
+  gpt_file_keep_standard();
   memset(&job, 0, sizeof(job));
   status = gpt_options_parse(argc, (const char *const *)argv, &job.options, &error);
   if (status == GPT_OPTIONS_HELP) {

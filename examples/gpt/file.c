@@ -2,9 +2,12 @@
 #include "file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* Reads to the end by doubling: sizes reported by the system are wrong for pipes and /proc. */
 static int read_all(FILE *file, const char *path, int64_t limit, uint8_t **bytes, int64_t *count,
@@ -31,6 +34,8 @@ static int read_all(FILE *file, const char *path, int64_t limit, uint8_t **bytes
       return GPT_OK;
     }
     capacity *= 2;
+    /* One byte more than the limit tells that a file is too large: /dev/zero has no end. */
+    if (capacity > (uint64_t)limit + 2) capacity = (size_t)limit + 2;
     larger = (uint8_t *)realloc(buffer, capacity);
     if (!larger) free(buffer);
     buffer = larger;
@@ -48,4 +53,46 @@ int gpt_file_read(const char *path, int64_t limit_nbytes, uint8_t **bytes, int64
   status = read_all(file, path, limit_nbytes, bytes, count, error);
   fclose(file);
   return status;
+}
+
+/* Two names of files that are not there yet: the same name in the same folder. */
+static int same_new_file(const char *a, const char *b) {
+  const char *paths[2], *names[2];
+  struct stat folders[2];
+  paths[0] = a;
+  paths[1] = b;
+  for (int i = 0; i < 2; ++i) {
+    const char *slash = strrchr(paths[i], '/');
+    const size_t length = slash ? (size_t)(slash - paths[i]) + 1 : 0;
+    char *folder = (char *)malloc(length + 2);
+    int found;
+    if (!folder) return 0;
+    memcpy(folder, paths[i], length);
+    memcpy(folder + length, ".", 2);
+    found = stat(folder, &folders[i]) == 0;
+    free(folder);
+    if (!found) return 0;
+    names[i] = paths[i] + length;
+  }
+  return strcmp(names[0], names[1]) == 0 && folders[0].st_dev == folders[1].st_dev &&
+         folders[0].st_ino == folders[1].st_ino;
+}
+
+int gpt_file_same(const char *a, const char *b) {
+  struct stat sa, sb;
+  int has_a, has_b;
+  if (strcmp(a, b) == 0) return 1;
+  has_a = stat(a, &sa) == 0;
+  has_b = stat(b, &sb) == 0;
+  if (has_a != has_b) return 0;
+  if (!has_a) return same_new_file(a, b);
+  return S_ISREG(sa.st_mode) && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+}
+
+void gpt_file_keep_standard(void) {
+  int file;
+  do
+    file = open("/dev/null", O_RDONLY);
+  while (file >= 0 && file <= STDERR_FILENO);
+  if (file >= 0) close(file);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* file.h - reads a file into memory, with an error that names the file and the reason. */
+/* file.h - reads a file into memory, with an error that names the file and the reason; tells whether
+ * two names are one file. */
 #ifndef GPT_FILE_H
 #define GPT_FILE_H
 
@@ -15,6 +16,14 @@ extern "C" {
  * and belongs to the caller; *count does not include that 0. An empty file is not an error here. */
 int gpt_file_read(const char *path, int64_t limit_nbytes, uint8_t **bytes, int64_t *count,
                   gpt_error *error);
+
+/* 1 if both names lead to one file, through links or other folders too, whether it is there yet or
+ * not. Devices and pipes are the same only by the same name: they are not overwritten. */
+int gpt_file_same(const char *a, const char *b);
+
+/* Fills standard descriptors that the caller closed, read-only: otherwise the next file opened would
+ * get their number, and messages would be written into it. Writing to them still fails. */
+void gpt_file_keep_standard(void);
 
 #ifdef __cplusplus
 }

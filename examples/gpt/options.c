@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "options.h"
 
+#include "file.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -176,7 +178,7 @@ static int take_argument(int argc, const char *const *argv, int *at, gpt_options
 }
 
 static int same_file(const char *a, const char *b) {
-  return a && b && strcmp(a, b) == 0;
+  return a && b && gpt_file_same(a, b);
 }
 
 /* No output overwrites the input or another output. */
@@ -188,7 +190,7 @@ static int check_files(const gpt_options *o, gpt_error *error) {
   for (int i = 0; i < count; ++i) {
     if (same_file(o->data, outputs[i].path))
       return gpt_fail(error, "%s is --data and an output file; choose another output name",
-                      o->data);
+                      outputs[i].path);
     for (int k = 0; k < i; ++k)
       if (same_file(outputs[k].path, outputs[i].path))
         return gpt_fail(error, "--%s and --%s are both %s; choose two names", outputs[k].name,

@@ -127,6 +127,15 @@ refuse 'an unknown option' 'see --help' --data "$work/text" --bogus
 refuse 'an unknown optimizer' 'choose one of: muon, adamw' --data "$work/text" --optimizer sgd
 refuse 'dim not divisible by heads' 'not a multiple of heads' --data "$work/text" --dim 33 --heads 2
 refuse 'a trace that cannot be written' 'cannot write' --data "$work/text" --steps 1 --trace "$work/none/trace"
+# An output that is the input, or another output, by another name.
+ln -s text "$work/link"
+ln "$work/text" "$work/hard"
+before=$(cksum <"$work/text")
+for other in "$work/../$(basename "$work")/text" "$work/./text" "$work/link" "$work/hard"; do
+  refuse "to overwrite the data as ${other##*/}" 'is --data and an output file' --data "$work/text" --loss-csv "$other"
+done
+check 'the data is as it was' "$(cksum <"$work/text")" "$before"
+refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
 for name in collective transport device strategy preset coefficients checkpoint save-every keep-last resume; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
@@ -134,6 +143,29 @@ done
 $program --help >"$work/out" 2>"$work/err"
 check '--help exits 0' "$?" 0
 check '--help lists --micro-batches' "$(grep -c -e '--micro-batches' "$work/out")" 1
+
+# ---- closed standard streams: no message ends up in a file that takes their number ----
+# shellcheck disable=SC2086
+$program $small --loss-csv "$work/closed.csv" >/dev/null 2>&-
+check 'standard error closed: the csv has its rows alone' "$(grep -c -v '^[0-9]' "$work/closed.csv")" 1
+# shellcheck disable=SC2086
+$program $small --loss-csv "$work/closed.csv" >&- 2>"$work/err"
+check 'standard output closed: status' $? 2
+check 'standard output closed: message' "$(grep -c 'cannot write the result line' "$work/err")" 1
+
+# ---- a rank that fails at once, maybe before main looks at it again: always an error ----
+i=0
+while [ $i -lt 8 ]; do cat "$work/text"; i=$((i + 1)); done >"$work/long"
+failed=$(
+  ulimit -v 4000000 2>/dev/null || exit 0
+  i=0
+  while [ $i -lt 40 ]; do
+    OPENBLAS_NUM_THREADS=1 $program --data "$work/long" --ranks 1 --steps 1 --layers 1 --dim 16 --heads 1 \
+      --context 65536 --batch 1 >/dev/null 2>&1 || echo failed
+    i=$((i + 1))
+  done | wc -l | tr -d ' '
+)
+[ -z "$failed" ] || check '16 GiB of activations in 4 GB: each of 40 runs fails' "$failed" 40
 
 # ---- Ctrl-C: all ranks end after the same step, with a result ----
 # shellcheck disable=SC2086
