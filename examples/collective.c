@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* collective.c - the collectives alone, over thread ranks: rank 1 owns everything of a buffer of 8
  * floats; gather gives it to all, reduce sums all contributions on the owner.
- * Build: cc -std=c11 -D_POSIX_C_SOURCE=200809L -O3 -march=native -ffp-contract=off -I. \
+ * Build: cc -std=c11 -D_POSIX_C_SOURCE=200809L -O3 -march=native -fno-math-errno \
+ *           -ffp-contract=off -I. \
  *           examples/collective.c -lpthread -lm */
 #include "mfsdp/collective.h"
 #include "mfsdp/host/backend_host.h"

@@ -16,8 +16,8 @@ endif
 # $1: the set
 define set_rules
 $1_DEFS := -I. $(POSIX) -DMFSDP_EXAMPLE_CBLAS=$($1_CBLAS) $($1_CBLAS_CFLAGS) $(CPPFLAGS)
-$1_CC := $(CC) -std=c11 -Wpedantic $(WARN) $($1_FLAGS) $$($1_DEFS) $(CFLAGS)
-$1_CXX := $(CXX) -std=c++14 $(WARN) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) $(GTEST_CFLAGS) $(CXXFLAGS)
+$1_CC := $(CC) -std=c11 -Wpedantic $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) $(CFLAGS)
+$1_CXX := $(CXX) -std=c++14 $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) $(GTEST_CFLAGS) $(CXXFLAGS)
 $1_LINK := $($1_FLAGS) $(LDFLAGS)
 $1_LIBS := $($1_CBLAS_LIBS) -lpthread -lm
 $1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)

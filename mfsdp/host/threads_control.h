@@ -6,7 +6,7 @@
  *   MFSDP_TRY(mfsdp_threads_control_create(context, world, rank, &control));   // each rank, once
  *   MFSDP_TRY(control.ops->allgather(control.self, context, &hash, sizeof(hash), hashes,
  *                                    control.deadline_us));                    // COMPLETE
- *   mfsdp_threads_control_destroy(context, &control);
+ *   mfsdp_threads_control_destroy(&control);
  *
  * A message of 0 bytes makes a barrier. Messages are limited by the world's control_nbytes.
  * Does not: carry tensors, or go on after an error (it shares the fate of the world's transport).

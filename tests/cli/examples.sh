@@ -11,5 +11,5 @@ expect() { # PROGRAM TEXT
   fi
 }
 expect plan_only '^down  \[64,256\]  unit 1  matrix whole -> 1 matrix  group 0  owner 1'
-expect newton_schulz 'close to the identity'
+expect newton_schulz 'near the identity'
 expect collective 'sum over 3 ranks of element 7 is 21'
