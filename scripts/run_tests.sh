@@ -11,7 +11,7 @@
 set -u
 
 # --one finds them in the environment.
-[ "${1-}" = --one ] || jobs=2 seconds=300 logs=build/logs runner='' arguments=''
+[ "${1-}" = --one ] || jobs=2 seconds=900 logs=build/logs runner='' arguments=''
 
 # One program: its output to LOG, its counts "passed failed skipped" to LOG.count. Run through xargs.
 if [ "${1-}" = --one ]; then
