@@ -53,9 +53,9 @@ static double now_seconds(void *user) {
   return (double)mfsdp_clock_us() * 1e-6;
 }
 
-/* Warm-up over the first twentieth of the steps, then linear decay to a tenth. */
+/* Warm-up over the first twentieth of the steps, at least ten, then linear decay to a tenth. */
 static double schedule(int64_t step, int64_t steps) {
-  const double warm = floor((double)steps / 20.0) + 1.0, done = (double)step + 1.0;
+  const double warm = fmax(floor((double)steps / 20.0) + 1.0, 10.0), done = (double)step + 1.0;
   if (done < warm) return done / warm;
   return 1.0 - 0.9 * (done - warm) / ((double)steps + 1.0 - warm);
 }
