@@ -285,7 +285,8 @@ MFSDP_API void mfsdp__balance_trade(mfsdp__balance *balance) {
   mfsdp__build *build = search->build;
   const int32_t last = build->plan->world - 1;
   const int64_t before = search->order[last].key, near = balance->level / MFSDP__BALANCE_GAIN;
-  const int64_t slack = balance->bound + balance->bound / MFSDP__BALANCE_SLACK;
+  const int64_t more = balance->bound / MFSDP__BALANCE_SLACK; /* a bound near 2^63 stays in range */
+  const int64_t slack = balance->bound > INT64_MAX - more ? INT64_MAX : balance->bound + more;
   int32_t *saved = balance->sorted; /* no longer needed */
   int32_t i;
   if (slack <= search->cap[MFSDP__BY_COST] || before <= balance->level + near) return;

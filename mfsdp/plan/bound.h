@@ -165,10 +165,13 @@ MFSDP_API int mfsdp__bound_excludes(const mfsdp__bound *bound, int64_t level) {
 }
 
 MFSDP_API void mfsdp__bound_divisibility(mfsdp__bound *bound) {
-  int64_t low = bound->value - bound->least, high;
+  const int64_t all = bound->prefix[bound->count];
+  int64_t low = bound->value - bound->least, high = low, largest;
   if (bound->count == 0 || low <= 0) return;
-  /* Greedy placement keeps a rank below the mean plus one item, so no level above is excluded. */
-  high = low - bound->sorted[0].key;
+  /* Greedy placement keeps a rank below the mean plus one item, and one rank can hold all: no level
+   * above is excluded. (The sum of all fits into 64 bits, low plus an item may not.) */
+  largest = -bound->sorted[0].key;
+  if (low < all) high = all - low > largest ? low + largest : all;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
     if (mfsdp__bound_excludes(bound, middle))

@@ -460,6 +460,22 @@ TEST(PlanBalance, PublicModelsMeetTheNumbers) {
     }
 }
 
+/* Costs of nearly all 64 bits: no sum passes them, and the rule that trades a little time for bytes
+ * still sees that it pays. */
+TEST(PlanBalanced, LoadsNearTheLargestNumber) {
+  Params p;
+  p.add("a", MFSDP_ROLE_MATRIX, 0, {64, 64});
+  p.add("b", MFSDP_ROLE_MATRIX, 0, {64, 64});
+  const int64_t loads[2] = {INT64_MAX - 10, 0};
+  mfsdp_plan_desc desc = p.desc(2, MFSDP_PLANNER_BALANCED);
+  desc.base_load = loads;
+  desc.cost = [](void *, int32_t, int64_t, int64_t) -> int64_t { return 5; };
+  PlanRig rig;
+  ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
+  ASSERT_EQ(rig.pieces().size(), 2u);
+  EXPECT_NE(rig.pieces()[0].owner, rig.pieces()[1].owner);
+}
+
 /* ---- COST_AWARE ---- */
 
 /* The pooled plan puts both matrices of unit 0 on rank 1, which a cap on the workspace may forbid.

@@ -102,6 +102,15 @@ TEST(PlanBound, ACommonDivisorRoundsUp) {
   EXPECT_EQ(prove({6, 6, 6, 6, 6}, {5, 5}).value, 23);
 }
 
+/* Levels near the largest number: no sum passes it (test-asan sees one that does). */
+TEST(PlanBound, CostsOfAllBits) {
+  const int64_t most = INT64_MAX;
+  EXPECT_EQ(prove({most}, {0}).value, most);
+  EXPECT_EQ(prove({most - 9, 4}, {5, 0}).value, most - 9);
+  EXPECT_EQ(prove({most / 3, most / 3, most / 3}, {0, 0}).value, most / 3 * 2);
+  EXPECT_EQ(prove({7}, {most - 7, 0}).value, most - 7);
+}
+
 TEST(PlanBound, NoItems) {
   EXPECT_EQ(prove({}, {3, 7}).value, 7);
   EXPECT_EQ(prove({0, 0}, {0}).value, 0);
