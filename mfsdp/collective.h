@@ -521,6 +521,20 @@ MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int
   }
 }
 
+/* E_OVERFLOW if a list could pass its 32-bit counts: a rank has at most one transfer or term for each
+ * peer and each round or extent. */
+MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mfsdp_coll_desc *desc,
+                                                int64_t chunk, int64_t longest) {
+  const mfsdp_layout *layout = desc->layout;
+  const int64_t rounds = desc->kind == MFSDP_COLL_REDUCE && chunk > 0 ? longest / chunk + 1 : 0;
+  if (rounds + layout->extent_count <= INT32_MAX / layout->world) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                    "%s: %lld rounds of chunks and %d extents on %d ranks make more than 2^31 - 1 "
+                    "transfers; raise chunk_nbytes (%zu)",
+                    desc->label, (long long)rounds, (int)layout->extent_count, (int)layout->world,
+                    desc->chunk_nbytes);
+}
+
 /*
  * Emits the list of a collective. COMPLETE. Every rank calls it with the same layout. E_ARGUMENT,
  * E_UNSUPPORTED and E_OVERFLOW before anything is allocated; *out is NULL on failure.
@@ -542,6 +556,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
                       "%s: chunks of %lld elements from %d ranks overflow", desc->label,
                       (long long)chunk, (int)desc->layout->world);
+  MFSDP_TRY(mfsdp__coll_check_length(context, desc, chunk, longest));
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*coll), desc->label, &memory));
   coll = (mfsdp_coll *)memory;
   coll->kind = desc->kind;

@@ -917,6 +917,20 @@ TEST_F(CollectiveRules, HugeChunks) {
   ASSERT_EQ(create(), MFSDP_OK) << mfsdp_context_error(&context_)->message;
   EXPECT_EQ(mfsdp_coll_workspace_nbytes(coll_), 3u * 384u * 4u);
 }
+/* One count of the list more than 32 bits hold; a gather of the same layout is one transfer. */
+TEST_F(CollectiveRules, ListOverflows) {
+  const int64_t elements = INT64_C(256) << 30; /* 2^30 chunks of 1024 bytes, to each of 4 ranks */
+  shape_.extents.resize(1);
+  shape_.extents[0].owner = 1;
+  shape_.extents[0].count = shape_.extents[0].payload_count = elements;
+  table_ = shape_.table(MFSDP_F32);
+  table_.full_count = elements;
+  desc_.chunk_nbytes = 1024;
+  desc_.kind = MFSDP_COLL_REDUCE;
+  refused("1073741825 rounds of chunks and 1 extents on 4 ranks make more than", MFSDP_E_OVERFLOW);
+  desc_.kind = MFSDP_COLL_GATHER;
+  EXPECT_EQ(create(), MFSDP_OK) << mfsdp_context_error(&context_)->message;
+}
 TEST_F(CollectiveRules, WorkspaceOverflows) {
   shape_.extents.resize(1);
   shape_.extents[0].owner = 1;
