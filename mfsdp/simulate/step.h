@@ -214,7 +214,7 @@ MFSDP_API mfsdp_status mfsdp__sim_matrix_wire(mfsdp__sim *sim, const mfsdp_piece
 MFSDP_API mfsdp_status mfsdp__sim_exchange(mfsdp__sim *sim) {
   int32_t is_back;
   for (is_back = 0; is_back < 2; ++is_back) {
-    double us;
+    double us = 0.0;
     /* To the owner and back: the pattern of a reduce and of a gather, without the sums. */
     MFSDP_TRY(mfsdp_sim_collective(sim->context, sim->ask.cluster, MFSDP_SIM_DIRECT, 0,
                                    sim->segments, sim->world, sim->ask.chunk_nbytes, &us,
