@@ -49,7 +49,10 @@ release_FLAGS := -O3 -march=$(MARCH) $(MATH)
 # -g1: line numbers for the reports; the rest of -g costs a quarter of the compile time.
 # Not optimized: with both sanitizers gcc takes four times as long at -O1.
 asan_FLAGS := -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(MATH)
-tsan_FLAGS := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread $(MATH)
+tsan_FLAGS := -Og -g1 -fno-omit-frame-pointer -fsanitize=thread $(MATH)
+# Test programs are large and run briefly: compiling them as the examples are takes twice as long.
+# What the optimizer makes of the headers is tested through the examples (tests/cli).
+release_TEST_FLAGS := -O1
 release_SANITIZER := 0
 asan_SANITIZER := 1
 tsan_SANITIZER := 1
@@ -63,6 +66,11 @@ find_tests = $(sort $(patsubst ./%,%,$(shell [ ! -d tests ] || find tests -name 
 TEST_SRCS := $(call find_tests,*_test.cpp)
 PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
 TEST_SUPPORT_SRCS := $(wildcard tests/support/*.cpp tests/ref/*.cpp)
+# Code that starts no thread has nothing to show to the thread sanitizer.
+THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h)' $(TEST_SRCS)))
+release_TEST_SRCS := $(PICKED_TEST_SRCS)
+asan_TEST_SRCS := $(PICKED_TEST_SRCS)
+tsan_TEST_SRCS := $(filter $(THREADED),$(PICKED_TEST_SRCS))
 TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
 CLI_TESTS := $(filter-out %/lib.sh,$(sort $(wildcard tests/cli/*.sh)))
 

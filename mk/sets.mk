@@ -21,13 +21,13 @@ $1_CXX := $(CXX) -std=c++14 $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) -DMFSDP
 $1_LINK := $($1_FLAGS) $(LDFLAGS)
 $1_LIBS := $($1_CBLAS_LIBS) -lpthread -lm
 $1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)
-$1_TESTS := $(patsubst %.cpp,build/$1/%,$(PICKED_TEST_SRCS))
+$1_TESTS := $(patsubst %.cpp,build/$1/%,$($1_TEST_SRCS))
 
 # Objects are made again when a command line changes, not only when a file does.
 build/$1/flags.stamp: FORCE | build/$1/config.mk
 	$(if $(strip $($1_BROKEN)),@echo '$(strip $($1_BROKEN)): does not work (see build/$1/config.log)' >&2; exit 1)
-	@printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' | cmp -s - $$@ || \
-	  printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$$($1_LIBS)' >$$@
+	@printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$($1_TEST_FLAGS)' '$$($1_LIBS)' | cmp -s - $$@ || \
+	  printf '%s\n' '$$($1_CC)' '$$($1_CXX)' '$($1_TEST_FLAGS)' '$$($1_LIBS)' >$$@
 
 build/$1/%.o: %.c build/$1/flags.stamp
 	@mkdir -p $$(@D)
@@ -35,7 +35,7 @@ build/$1/%.o: %.c build/$1/flags.stamp
 
 build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)
-	$$(call say,CXX,$$@)$$($1_CXX) -MMD -MP -c $$< -o $$@
+	$$(call say,CXX,$$@)$$($1_CXX) $$(if $$(filter tests/%,$$<),$($1_TEST_FLAGS)) -MMD -MP -c $$< -o $$@
 
 # Archives are made again when a file goes, too (q, not r: two folders may hold files of one name).
 build/$1/files.stamp: FORCE

@@ -291,15 +291,13 @@ MFSDP_API mfsdp_status mfsdp__host_event_record(void *self, mfsdp_queue *opaque_
   return MFSDP_OK;
 }
 
-/* Waits until the queue is done with `number`; 0 if the deadline passed first. */
+/* Waits until the queue is done with `number`; 0 if the deadline passed first. Blocks and never
+ * yields: see mfsdp__threads_wait. */
 MFSDP_API int mfsdp__host_wait_number(mfsdp__host_queue *queue, int64_t number,
                                       int64_t deadline_us) {
-  int attempt, in_time = 1;
-  for (attempt = 0; attempt < 16; ++attempt) {
-    if (__atomic_load_n(&queue->done, __ATOMIC_ACQUIRE) >= number) return 1;
-    if (queue->ring == NULL) return 0;
-    mfsdp_thread_yield();
-  }
+  int in_time = 1;
+  if (__atomic_load_n(&queue->done, __ATOMIC_ACQUIRE) >= number) return 1;
+  if (queue->ring == NULL) return 0;
   mfsdp_mutex_lock(&queue->mutex);
   while (in_time && queue->done < number)
     in_time = mfsdp_cond_wait_until(&queue->done_cond, &queue->mutex, deadline_us);

@@ -70,11 +70,7 @@ MFSDP_API mfsdp_status mfsdp__meeting_wait(mfsdp__threads_slot *slot, uint64_t g
   mfsdp_threads_world *world = slot->world;
   mfsdp__threads_meeting *meeting = &world->meeting;
   mfsdp_status status = MFSDP_OK;
-  int32_t i;
-  for (i = 0; i < MFSDP__THREADS_YIELD_COUNT; ++i) {
-    if (mfsdp__meeting_generation(meeting) > generation) return MFSDP_OK;
-    mfsdp_thread_yield();
-  }
+  if (mfsdp__meeting_generation(meeting) > generation) return MFSDP_OK;
   mfsdp_mutex_lock(&meeting->mutex);
   while (status == MFSDP_OK && mfsdp__meeting_generation(meeting) <= generation) {
     *lost = mfsdp__meeting_lost(world, generation);

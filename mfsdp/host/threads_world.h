@@ -54,10 +54,6 @@ MFSDP_API mfsdp_threads_world_desc mfsdp_threads_world_desc_default(void) {
   return desc;
 }
 
-/* How often a wait yields before it blocks: a peer that is about to post is met without the price
- * of sleeping and waking, one that computes is not robbed of its core for more than some 10 us. */
-#define MFSDP__THREADS_YIELD_COUNT 32
-
 /* A rank plays two roles in a world, each of which it may enter once and leave once. */
 enum { MFSDP__THREADS_ABSENT = 0, MFSDP__THREADS_JOINED, MFSDP__THREADS_LEFT };
 /* What a blocked rank waits for: others wake it for nothing else. */
@@ -152,15 +148,16 @@ MFSDP_API void mfsdp__threads_wake_all(mfsdp_threads_world *world) {
   mfsdp_mutex_unlock(&world->meeting.mutex);
 }
 
-/* Returns 1 as soon as the event count is no longer `seen`, 0 when the deadline passed before. */
+/*
+ * Returns 1 as soon as the event count is no longer `seen`, 0 when the deadline passed before.
+ * Blocks at once. Yielding a few times first looks cheaper, but a yield gives up the thread's share
+ * of the core (since Linux 6.18 its virtual run time moves on by a slice each time): a communication
+ * thread that yields beside computing threads then waits until they block, and hides nothing.
+ */
 MFSDP_API int mfsdp__threads_wait(mfsdp__threads_slot *slot, int32_t waits_for, uint32_t seen,
                                   int64_t deadline_us) {
-  int32_t i;
   int in_time = 1;
-  for (i = 0; i < MFSDP__THREADS_YIELD_COUNT; ++i) {
-    if (mfsdp__threads_events(slot) != seen) return 1;
-    mfsdp_thread_yield();
-  }
+  if (mfsdp__threads_events(slot) != seen) return 1;
   mfsdp_mutex_lock(&slot->mutex);
   slot->waits_for = waits_for;
   while (in_time && mfsdp__threads_events(slot) == seen)

@@ -18,7 +18,6 @@
 #include "clock.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 
 typedef struct mfsdp_mutex {
@@ -133,11 +132,6 @@ MFSDP_API mfsdp_status mfsdp_thread_start(mfsdp_thread *thread, void (*function)
 /* Waits until the thread has ended. Once per started thread. */
 MFSDP_API void mfsdp_thread_join(mfsdp_thread *thread) {
   (void)pthread_join(thread->handle, NULL);
-}
-
-/* Lets other threads run. */
-MFSDP_API void mfsdp_thread_yield(void) {
-  (void)sched_yield();
 }
 
 #endif /* MFSDP_POSIX_THREAD_H */

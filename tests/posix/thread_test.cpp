@@ -28,7 +28,6 @@ void add_thousand(void *argument) {
     ++shared->count;
     mfsdp_cond_broadcast(&shared->cond);
     mfsdp_mutex_unlock(&shared->mutex);
-    if (i % 100 == 0) mfsdp_thread_yield();
   }
 }
 

@@ -37,6 +37,13 @@
 
 namespace test {
 
+/* The milliseconds of "... waited N ms ...", or -1: on a busy machine N may exceed the deadline. */
+inline long waited_ms(const std::string &message) {
+  const std::string word = " waited ";
+  const std::size_t at = message.find(word);
+  return at == std::string::npos ? -1 : std::atol(message.c_str() + at + word.size());
+}
+
 struct Rank {
   int32_t rank = -1, world = 0;
   FaultAllocator *memory = nullptr; /* behind the context */
