@@ -165,25 +165,45 @@ MFSDP_API mfsdp_status mfsdp_control_check(mfsdp_context *context, const mfsdp_c
   return MFSDP_OK;
 }
 
+/* The batch as a table: E_ARGUMENT before any of its transfers is looked at. */
+MFSDP_API mfsdp_status mfsdp__batch_check(mfsdp_context *context, const mfsdp_batch *batch) {
+  if (batch == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "submit: batch is NULL");
+  if (batch->struct_nbytes != sizeof(*batch))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "submit: batch.struct_nbytes is %zu, needs %zu (use mfsdp_batch_default)",
+                      batch->struct_nbytes, sizeof(*batch));
+  if (batch->xfer_count < 0 || (batch->xfer_count > 0 && batch->xfers == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: the batch has %d transfers%s, needs 0 or a table of more",
+                      batch->label ? batch->label : "batch", (int)batch->xfer_count,
+                      batch->xfers ? "" : " in xfers NULL");
+  return MFSDP_OK;
+}
+
 /*
- * Submits a batch. ENQUEUED. E_ARGUMENT for a peer outside the world, the rank itself as a peer, a
- * NULL buffer with bytes, or both or neither direction; checked before anything is sent.
+ * Submits a batch. ENQUEUED. E_ARGUMENT for a batch that is NULL, of another size or without its
+ * table, a peer outside the world, the rank itself as a peer, a NULL buffer with bytes, or both or
+ * neither direction; checked before anything is sent. The transport has passed
+ * mfsdp_transport_check.
  */
 MFSDP_API mfsdp_status mfsdp_transport_submit(mfsdp_context *context,
                                               const mfsdp_transport *transport, mfsdp_queue *queue,
                                               const mfsdp_batch *batch) {
+  const char *label;
   int32_t i;
+  MFSDP_TRY(mfsdp__batch_check(context, batch));
+  label = batch->label ? batch->label : "batch";
   for (i = 0; i < batch->xfer_count; ++i) {
     const mfsdp_xfer *x = &batch->xfers[i];
     if (x->peer < 0 || x->peer >= transport->world || x->peer == transport->rank)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "%s: transfer %d names peer %d; needs another rank of 0 to %d",
-                        batch->label, (int)i, (int)x->peer, (int)transport->world - 1);
+                        "%s: transfer %d names peer %d; needs another rank of 0 to %d", label,
+                        (int)i, (int)x->peer, (int)transport->world - 1);
     if (x->is_send ? (x->dst != NULL || (x->nbytes > 0 && x->src == NULL))
                    : (x->src != NULL || (x->nbytes > 0 && x->dst == NULL)))
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "%s: transfer %d of %zu bytes needs %s and nothing else", batch->label,
-                        (int)i, x->nbytes, x->is_send ? "src" : "dst");
+                        "%s: transfer %d of %zu bytes needs %s and nothing else", label, (int)i,
+                        x->nbytes, x->is_send ? "src" : "dst");
   }
   return transport->ops->submit(transport->self, context, queue, batch);
 }

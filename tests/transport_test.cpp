@@ -138,6 +138,33 @@ TEST_F(TransportTest, SubmitRejectsMissingAndDoubleBuffers) {
   EXPECT_TRUE(mock_->record().empty());
 }
 
+TEST_F(TransportTest, SubmitRejectsABatchThatIsNone) {
+  mfsdp_xfer xfer = send_to(0, buffer_, 4);
+  mfsdp_batch batch = mfsdp_batch_default();
+  batch.xfers = &xfer;
+  batch.xfer_count = 1;
+  const auto refuses = [&](const mfsdp_batch *b, const char *part) {
+    EXPECT_EQ(mfsdp_transport_submit(&context_, mock_->table(), queue_, b), MFSDP_E_ARGUMENT);
+    expect_message(part);
+  };
+  refuses(nullptr, "submit: batch is NULL");
+  for (const size_t nbytes : {size_t(0), sizeof(batch) - 1, sizeof(batch) + 1}) {
+    batch.struct_nbytes = nbytes;
+    refuses(&batch, ("submit: batch.struct_nbytes is " + std::to_string(nbytes)).c_str());
+  }
+  batch.struct_nbytes = sizeof(batch);
+  batch.xfer_count = -1;
+  refuses(&batch, "batch: the batch has -1 transfers, needs");
+  batch.xfer_count = 1;
+  batch.xfers = nullptr;
+  refuses(&batch, "batch: the batch has 1 transfers in xfers NULL, needs");
+  batch.xfers = &xfer;
+  batch.label = nullptr; /* allowed: messages say "batch" */
+  xfer.peer = 4;
+  refuses(&batch, "batch: transfer 0 names peer 4");
+  EXPECT_TRUE(mock_->record().empty());
+}
+
 TEST_F(TransportTest, SubmitTakesZeroBytesWithoutBuffersAndEmptyBatches) {
   EXPECT_EQ(submit({send_to(0, nullptr, 0), receive_from(2, nullptr, 0)}), MFSDP_OK);
   EXPECT_EQ(submit({}), MFSDP_OK);

@@ -458,18 +458,12 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_acquire(mfsdp__threads_transport *t,
 MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
                                              const mfsdp_batch *batch) {
   mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
-  const char *label;
+  const char *label = batch->label != NULL ? batch->label : "batch";
   mfsdp__threads_batch *record = NULL;
   mfsdp_error why;
   mfsdp_status status;
   int32_t i;
-  if (batch->struct_nbytes != sizeof(*batch))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "threads transport: batch.struct_nbytes is %zu, needs %zu (use "
-                      "mfsdp_batch_default)",
-                      batch->struct_nbytes, sizeof(*batch));
-  label = batch->label != NULL ? batch->label : "batch";
-  if (batch->xfer_count < 0 || batch->xfer_count > t->xfer_capacity)
+  if (batch->xfer_count > t->xfer_capacity)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: the batch has %d transfers, needs 0 to %d (see reserve)", label,
                       (int)batch->xfer_count, (int)t->xfer_capacity);
