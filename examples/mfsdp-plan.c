@@ -8,6 +8,13 @@
 
 #include <stdlib.h>
 
+/* Status 1, and not 2: nothing is wrong with the call. */
+static int print_out(const char *text, size_t nbytes, plan_error *error) {
+  if (fwrite(text, 1, nbytes, stdout) == nbytes && fflush(stdout) == 0) return PLAN_OK;
+  (void)plan_fail(error, "cannot write to standard output");
+  return 1;
+}
+
 /* Texts in memory: files are written, and anything is printed, only when all has gone well. */
 typedef struct texts {
   FILE *out, *json, *svg;
@@ -112,9 +119,7 @@ int main(int argc, char **argv) {
     status = plan_file_write(options.json, t.json_text, t.json_nbytes, &error);
   if (status == PLAN_OK && options.svg)
     status = plan_file_write(options.svg, t.svg_text, t.svg_nbytes, &error);
-  if (status == PLAN_OK &&
-      (fwrite(t.out_text, 1, t.out_nbytes, stdout) != t.out_nbytes || fflush(stdout) != 0))
-    status = plan_fail(&error, "cannot write the report");
+  if (status == PLAN_OK) status = print_out(t.out_text, t.out_nbytes, &error);
   if (status != PLAN_OK) fprintf(stderr, "mfsdp-plan: %s\n", error.text);
   texts_free(&t);
   plan_input_free(&input);

@@ -77,6 +77,15 @@ $program --help >"$work/out" 2>"$work/err"
 check '--help exits 0' $? 0
 has '--help lists the models' 'deepseek-v3' "$work/out"
 
+if [ -w /dev/full ]; then
+  $program gpt2-124m --world 2 >/dev/full 2>"$work/err"
+  check 'standard output full: status' $? 1
+  has 'standard output full: message' '^mfsdp-plan: cannot write to standard output$' "$work/err"
+  $program gpt2-124m --world 2 --json /dev/full >"$work/out" 2>"$work/err"
+  check 'a full disk for the JSON: status' $? 2
+  has 'a full disk for the JSON: message' '^mfsdp-plan: cannot write /dev/full' "$work/err"
+fi
+
 # ---- what it refuses ----
 rm -f "$work/json" "$work/svg"
 refuse() { # NAME TEXT ARGUMENTS...
