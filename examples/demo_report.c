@@ -6,7 +6,8 @@
  *
  * The JSON files hold what train_gpt printed on standard output (the last line counts), the CSV
  * files are its --loss-csv. Prints a table on standard output, and draws both curves to OUT. Exit
- * status 2 with one line on standard error if a file is missing or damaged.
+ * status 2 with one line on standard error if a file is missing or damaged or cannot be written, 1
+ * if standard output does not take the table.
  */
 #include "gpt/curve.h"
 #include "gpt/loss_chart.h"
@@ -159,6 +160,13 @@ static int report(const char *svg, char **files, gpt_error *error) {
   return status;
 }
 
+/* What was printed is out, or it is said that it is not. */
+static int finish(void) {
+  if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+  fprintf(stderr, "demo_report: cannot write to standard output\n");
+  return 1;
+}
+
 int main(int argc, char **argv) {
   static const char usage[] = "demo_report [--svg OUT] muon.json muon.csv adamw.json adamw.csv";
   const char *svg = NULL;
@@ -166,7 +174,7 @@ int main(int argc, char **argv) {
   int at = 1;
   if (argc > 1 && strcmp(argv[1], "--help") == 0) {
     printf("usage: %s\n", usage);
-    return 0;
+    return finish();
   }
   if (argc > 2 && strcmp(argv[1], "--svg") == 0) {
     svg = argv[2];
@@ -176,7 +184,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "demo_report: give two runs: %s\n", usage);
     return GPT_USAGE_ERROR;
   }
-  if (report(svg, argv + at, &error) == GPT_OK) return 0;
+  if (report(svg, argv + at, &error) == GPT_OK) return finish();
   fprintf(stderr, "demo_report: %s\n", error.text);
   return GPT_USAGE_ERROR;
 }

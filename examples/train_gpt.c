@@ -6,6 +6,8 @@
  *
  * This file is the training loop; gpt/rank.c sets a rank up, gpt/model.c computes the model.
  * Progress and the audit of the plan go to standard error, one JSON line to standard output.
+ * Exit status: 0; 2 if the call is wrong (an option, or a file that cannot be read or written) and
+ * nothing was trained; 1 if the run failed or its results could not be written.
  */
 #include "gpt/curve.h"
 #include "gpt/file.h"
@@ -227,6 +229,12 @@ static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *res
   }
 }
 
+/* gpt_fail for what is not the caller's mistake. */
+static int run_failed(gpt_error *error, const char *text) {
+  (void)gpt_fail(error, "%s", text);
+  return 1;
+}
+
 static int print_result(const rank_thread *ranks, int32_t count, gpt_error *error) {
   gpt_result *result = (gpt_result *)calloc(1, sizeof(*result));
   int status;
@@ -254,7 +262,7 @@ static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error) {
   return gpt_loss_chart_write(svg, "train_gpt", &run, 1, error);
 }
 
-/* Trains, and prints the result of a run that went well. */
+/* Trains, and prints the result of a run that went well. Returns 0 or 1. */
 static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error) {
   const rank_thread *blamed = run_ranks(ranks, count);
   int status;
@@ -266,7 +274,7 @@ static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error)
   status = print_result(ranks, count, error);
   if (status == GPT_OK && ranks[0].job->options.loss_svg != NULL)
     status = draw_curve(&ranks[0].log, ranks[0].job->options.loss_svg, error);
-  return status;
+  return status == GPT_OK ? 0 : 1;
 }
 
 /* Also after a failed run: the trace shows what the ranks were at. Returns `status`, or 1 if only
@@ -290,7 +298,7 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   gpt_trace trace;
   int32_t r;
   int status;
-  if (ranks == NULL) return gpt_fail(error, "out of memory for %d ranks", (int)count);
+  if (ranks == NULL) return run_failed(error, "out of memory for the ranks; use fewer --ranks");
   memset(&trace, 0, sizeof(trace));
   for (r = 0; r < count; ++r) {
     ranks[r].job = job;
@@ -304,6 +312,7 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
     return status;
   }
   status = gpt_curve_open(job->options.loss_csv, &ranks[0].curve, error);
+  if (status == GPT_OK) status = gpt_file_begin(job->options.loss_svg, error);
   if (status == GPT_OK) status = gpt_trace_create(job->options.trace, count, &trace, error);
   if (status == GPT_OK && trace.ranks != NULL) job->trace = &trace;
   if (status == GPT_OK && print_audit(context, job) != MFSDP_OK)
@@ -340,7 +349,14 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
   gpt_param_table_destroy(&job->table);
   gpt_data_destroy(&job->data);
-  (void)gpt_fail(error, "%s", mfsdp_context_error(context)->message);
+  return run_failed(error, mfsdp_context_error(context)->message);
+}
+
+/* Status 1 if standard output does not take it. */
+static int print_help(void) {
+  gpt_options_help(stdout, "train_gpt");
+  if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+  fprintf(stderr, "train_gpt: cannot write the help\n");
   return 1;
 }
 
@@ -348,22 +364,20 @@ int main(int argc, char **argv) {
   const mfsdp_context_desc desc = mfsdp_context_desc_default();
   struct sigaction action;
   mfsdp_context context;
-  gpt_error error;
+  gpt_error error = {""};
   gpt_job job;
   int status;
   gpt_file_keep_standard();
   memset(&job, 0, sizeof(job));
   status = gpt_options_parse(argc, (const char *const *)argv, &job.options, &error);
-  if (status == GPT_OPTIONS_HELP) {
-    gpt_options_help(stdout, "train_gpt");
-    return 0;
-  }
+  if (status == GPT_OPTIONS_HELP) return print_help();
   memset(&action, 0, sizeof(action));
   action.sa_handler = on_signal;
   action.sa_flags = (int)SA_RESETHAND; /* a second Ctrl-C ends the program at once */
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
-  if (status == GPT_OK && mfsdp_context_init(&context, &desc) != MFSDP_OK) status = 1;
+  if (status == GPT_OK && mfsdp_context_init(&context, &desc) != MFSDP_OK)
+    status = run_failed(&error, mfsdp_context_error(&context)->message);
   if (status == GPT_OK) status = open_job(&job, &context, &error);
   if (status == GPT_OK) {
     status = run_job(&job, &context, &error);

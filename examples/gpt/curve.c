@@ -18,8 +18,11 @@ int gpt_curve_open(const char *path, gpt_curve_writer *writer, gpt_error *error)
   writer->file = fopen(path, "w");
   if (!writer->file) return gpt_fail(error, "cannot write %s: %s", path, strerror(errno));
   fputs(HEADER "\n", writer->file);
-  fflush(writer->file);
-  return GPT_OK;
+  if (fflush(writer->file) == 0) return GPT_OK;
+  gpt_fail(error, "cannot write %s: %s", path, strerror(errno));
+  fclose(writer->file);
+  writer->file = NULL;
+  return GPT_USAGE_ERROR;
 }
 
 void gpt_curve_row(gpt_curve_writer *writer, int64_t step, double loss, double elapsed_s,

@@ -89,6 +89,17 @@ int gpt_file_same(const char *a, const char *b) {
   return S_ISREG(sa.st_mode) && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
+int gpt_file_begin(const char *path, gpt_error *error) {
+  struct stat info;
+  FILE *file;
+  int failed;
+  if (!path || (stat(path, &info) == 0 && S_ISFIFO(info.st_mode))) return GPT_OK;
+  file = fopen(path, "w");
+  failed = !file || fputc('\n', file) == EOF;
+  if (file) failed |= fclose(file) != 0;
+  return failed ? gpt_fail(error, "cannot write %s: %s", path, strerror(errno)) : GPT_OK;
+}
+
 void gpt_file_keep_standard(void) {
   int file;
   do

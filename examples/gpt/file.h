@@ -21,6 +21,11 @@ int gpt_file_read(const char *path, int64_t limit_nbytes, uint8_t **bytes, int64
  * not. Devices and pipes are the same only by the same name: they are not overwritten. */
 int gpt_file_same(const char *a, const char *b);
 
+/* Makes `path` a file of one empty line, so that a name that cannot be written is known before a
+ * long run and not at its end. Leaves pipes alone: their reader would take that line for the
+ * output. NULL: nothing to do. */
+int gpt_file_begin(const char *path, gpt_error *error);
+
 /* Fills standard descriptors that the caller closed, read-only: otherwise the next file opened would
  * get their number, and messages would be written into it. Writing to them still fails. */
 void gpt_file_keep_standard(void);

@@ -62,6 +62,15 @@ fails "a damaged curve" "$folder/bad.csv, line 2" "$folder/muon.json" "$folder/m
 # shellcheck disable=SC2086
 fails "a folder that is not there" "cannot write $folder/no/x.svg" --svg "$folder/no/x.svg" $runs
 
+if [ -w /dev/full ]; then
+  # shellcheck disable=SC2086
+  "$report" $runs >/dev/full 2>"$folder/error"
+  check "standard output full: exit status 1" [ $? = 1 ]
+  check "standard output full: one line" [ "$(grep -c 'cannot write' "$folder/error")" = 1 ]
+  # shellcheck disable=SC2086
+  fails "a full disk for the picture" "/dev/full is incomplete" --svg /dev/full $runs
+fi
+
 "$report" --help >"$folder/out" 2>&1
 check "--help: exit status 0" [ $? = 0 ]
 check "--help: usage" grep -q "usage: demo_report" "$folder/out"

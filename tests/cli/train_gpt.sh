@@ -127,6 +127,20 @@ refuse 'an unknown option' 'see --help' --data "$work/text" --bogus
 refuse 'an unknown optimizer' 'choose one of: muon, adamw' --data "$work/text" --optimizer sgd
 refuse 'dim not divisible by heads' 'not a multiple of heads' --data "$work/text" --dim 33 --heads 2
 refuse 'a trace that cannot be written' 'cannot write' --data "$work/text" --steps 1 --trace "$work/none/trace"
+refuse 'a csv that cannot be written' 'cannot write' --data "$work/text" --steps 1 --loss-csv "$work/none/csv"
+refuse 'a chart that cannot be written' 'cannot write' --data "$work/text" --steps 1 --loss-svg "$work/none/svg"
+if [ -w /dev/full ]; then
+  # A file that takes nothing is found before training; standard output, when there is a result.
+  for output in loss-csv loss-svg trace; do
+    refuse "a full disk for --$output" '/dev/full' --data "$work/text" "--$output" /dev/full
+  done
+  # shellcheck disable=SC2086
+  $program $small >/dev/full 2>"$work/err"
+  check 'standard output full: status' $? 1
+  check 'standard output full: message' "$(grep -c '^train_gpt: cannot write the result line$' "$work/err")" 1
+  $program --help >/dev/full 2>"$work/err"
+  check '--help, standard output full: status' $? 1
+fi
 # An output that is the input, or another output, by another name.
 ln -s text "$work/link"
 ln "$work/text" "$work/hard"
@@ -150,7 +164,7 @@ $program $small --loss-csv "$work/closed.csv" >/dev/null 2>&-
 check 'standard error closed: the csv has its rows alone' "$(grep -c -v '^[0-9]' "$work/closed.csv")" 1
 # shellcheck disable=SC2086
 $program $small --loss-csv "$work/closed.csv" >&- 2>"$work/err"
-check 'standard output closed: status' $? 2
+check 'standard output closed: status' $? 1
 check 'standard output closed: message' "$(grep -c 'cannot write the result line' "$work/err")" 1
 
 # ---- a rank that fails at once, maybe before main looks at it again: always an error ----
