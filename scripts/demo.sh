@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 # Equal for both runs. Any of these can be set in the environment.
 RANKS=${RANKS:-4}
-STEPS=${STEPS:-300}
+STEPS=${STEPS:-480}
 LAYERS=${LAYERS:-4} DIM=${DIM:-192} HEADS=${HEADS:-6} CONTEXT=${CONTEXT:-128} BATCH=${BATCH:-4}
 MICRO_BATCHES=${MICRO_BATCHES:-1}
 CLIP=${CLIP:-1.0}
