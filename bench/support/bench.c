@@ -17,6 +17,13 @@
 #define MFSDP_BENCH_BUILD "unknown flags"
 #endif
 
+/* gcc's __VERSION__ is a number alone. */
+#if defined(__clang__)
+#define BENCH_COMPILER __VERSION__
+#else
+#define BENCH_COMPILER "gcc " __VERSION__
+#endif
+
 int bench_parse(int argc, char **argv, const char *about, bench_options *options) {
   int i;
   memset(options, 0, sizeof(*options));
@@ -93,7 +100,7 @@ int bench_open(bench_report *report, const char *bench, const bench_options *opt
     fprintf(report->json, "[");
   }
   printf("bench:    %s%s\ndate:     %s\ncompiler: %s\nbuild:    %s\nmath:     %s\n", bench,
-         options->quick ? " --quick" : "", date, __VERSION__, MFSDP_BENCH_BUILD,
+         options->quick ? " --quick" : "", date, BENCH_COMPILER, MFSDP_BENCH_BUILD,
          bench_math()->name);
   print_cpu();
   printf("\n%-34s %-20s %12s %-8s %8s %-22s %8s %-16s %6s\n", "case", "metric", "value", "unit",

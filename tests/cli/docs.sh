@@ -1,0 +1,121 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# What the README and docs/ say: every C block of the README compiles, as C11 and C++11, inside a
+# function that is given what the text around it names; the build lines of the examples work; links,
+# make targets, programs and tests that are named exist.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+CC=${CC:-gcc} CXX=${CXX:-g++}
+
+ok() { echo "ok docs: $1"; }
+bad() { echo "not ok docs: $1${2:+ ($2)}"; }
+# The words of standard input are names of one kind; `exists NAME` judges each. At least AT_LEAST.
+all_exist() { # KIND AT_LEAST
+  count=0 missing=''
+  for name in $(sort -u); do
+    count=$((count + 1))
+    exists "$name" || missing="$missing $name"
+  done
+  if [ -n "$missing" ]; then bad "$1" "there is no$missing"
+  elif [ $count -lt "$2" ]; then bad "$1" "only $count found, needs $2"
+  else ok "$1 ($count)"; fi
+}
+
+# ---- the C blocks of the README ----
+awk -v folder="$work" '
+  /^```c$/ { file = folder "/block" ++count ".text"; next }
+  /^```/ { if (file) close(file); file = "" }
+  file { print >file }' README.md
+
+# given BLOCK: the parameters of the function around it, and a few lines before and after it.
+given() {
+  header=matrixfsdp.h before='' after='' objects=''
+  case $(cat "$1") in
+  *mfsdp_plan_create*)
+    header=mfsdp/plan.h
+    parameters='mfsdp_context context, mfsdp_plan *plan, const char *(*algorithm_of)(void *, int32_t), void (*print_line)(void *, const char *)'
+    ;;
+  *mfsdp_newton_schulz*)
+    header=mfsdp/newton_schulz.h
+    parameters='mfsdp_context context, const mfsdp_backend *backend, mfsdp_queue *queue, int64_t rows, int64_t cols, const float *g, float *update, void *workspace, size_t nbytes'
+    ;;
+  *mfsdp_gather*)
+    header=mfsdp/collective.h
+    parameters='mfsdp_context context, mfsdp_transport transport, mfsdp_queue *queue, int32_t world, int64_t count, const float *shard, float *full, mfsdp_coll *gather'
+    ;;
+  *mfsdp_optimizer_step*)
+    header=mfsdp/optimizer.h
+    parameters='mfsdp_context context, const mfsdp_backend *backend, mfsdp_queue *queue, const mfsdp_optimizer_tensor *tensors, int32_t tensor_count, mfsdp_optimizer *optimizer, mfsdp_step_scalars *scalars, int32_t g'
+    ;;
+  *mfsdp_step_begin*)
+    header=mfsdp/runtime.h
+    objects='void forward(int32_t u); void backward(int32_t u);'
+    parameters='mfsdp_runtime *rt, mfsdp_step_desc step, int32_t u, int32_t units, double loss, int32_t stop_requested, mfsdp_verdict verdict'
+    ;;
+  *) return 1 ;;
+  esac
+}
+
+blocks=0
+for block in "$work"/block*.text; do
+  [ -e "$block" ] || break
+  blocks=$((blocks + 1))
+  what=$(grep -o 'mfsdp_[a-z_]*(' "$block" | grep -v _default | head -n 1 | tr -d '(')
+  if ! given "$block"; then
+    bad "README block $blocks" "tests/cli/docs.sh has no function to put it in"
+    continue
+  fi
+  {
+    printf '#include "%s"\n%s\nmfsdp_status use(%s);\n' "$header" "$objects" "$parameters"
+    printf 'mfsdp_status use(%s) {\n' "$parameters"
+    cat "$block"
+    printf 'return MFSDP_OK;\n}\n'
+  } >"$block.c"
+  cp "$block.c" "$block.cpp"
+  for how in "$CC -std=c11" "$CXX -std=c++11"; do
+    suffix=c
+    [ "$how" = "$CC -std=c11" ] || suffix=cpp
+    # shellcheck disable=SC2086 # words of a command
+    if $how -O3 -march=native -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -I. -fsyntax-only \
+      "$block.$suffix" 2>"$work/error"; then
+      ok "README block $blocks, $what: $how"
+    else
+      bad "README block $blocks, $what: $how" "$(grep -m 1 -E 'error' "$work/error")"
+    fi
+  done
+done
+[ $blocks -ge 5 ] || bad 'README: a block for each primitive' "$blocks blocks"
+
+# ---- the build lines at the head of the examples ----
+for example in examples/*.c; do
+  line=$(awk '/Build: cc / { on = 1; sub(/.*Build: cc /, "") } on { more = sub(/\\$/, ""); sub(/\*\/ *$/, ""); sub(/^ \* /, ""); printf "%s ", $0; if (!more) exit }' "$example")
+  [ -n "$line" ] || continue
+  # shellcheck disable=SC2086 # the file names of the line are patterns
+  if $CC $line -o "$work/program" 2>"$work/error"; then
+    ok "$example: its build line"
+  else
+    bad "$example: its build line" "$(grep -m 1 -E 'error|undefined' "$work/error")"
+  fi
+done
+
+# ---- names ----
+for page in README.md docs/*.md; do
+  exists() { [ -e "$(dirname "$page")/$1" ]; }
+  grep -o '](\([^)#]*\)' "$page" | sed 's/^](//' | grep -v '^https\{0,1\}:' | all_exist "$page: links" 0
+done
+exists() { grep -q "^$1:" Makefile || [ -e "bench/${1#bench-}.c" ]; }
+cat README.md docs/*.md | sed 's/bench-<name>//' | grep -oE '(^|`|[A-Z]+=[a-z0-9]+ )make [a-z][a-z-]*[a-z]' | sed 's/.*make //' | all_exist 'make targets' 4
+exists() { [ -e "examples/$1.c" ]; }
+cat README.md docs/*.md | grep -oE 'build/examples/[a-z_-]+' | sed 's|.*/||' | all_exist 'programs' 2
+# Suite.Name; a Name without its suite is in the suite of the name before it.
+exists() { grep -rqE "^TEST(_F|_P)?\(${1%.*}, ${1#*.}\)" tests; }
+awk -F'|' '/^\| [a-z][0-9]/ {
+  gsub(/\([^)]*\)/, "", $4); suite = ""
+  n = split($4, words, /[ ,]+/)
+  for (i = 1; i <= n; i++) {
+    if (words[i] ~ /^[A-Z][A-Za-z]+\.[A-Z][A-Za-z]+$/) { suite = words[i]; sub(/\..*/, "", suite); print words[i] }
+    else if (suite && words[i] ~ /^[A-Z][a-z]+[A-Z][A-Za-z]+$/) print suite "." words[i]
+  }
+}' docs/faults.md | all_exist 'tests of docs/faults.md' 15
