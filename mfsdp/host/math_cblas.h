@@ -14,20 +14,20 @@
  * ranks want one BLAS thread each, which is what mfsdp_host_backend_desc asks for by default.
  *
  * Does not: choose the BLAS; the include path and the link line do.
- * Link flags: -lopenblas, or -lcblas -lblas, or another CBLAS.
+ * Link flags: -lopenblas, or -lcblas -lblas, or -lblis, or -lcblas -latlas, or another CBLAS.
  */
 #ifndef MFSDP_HOST_MATH_CBLAS_H
 #define MFSDP_HOST_MATH_CBLAS_H
 
 #include "host_math.h"
 
-#include <cblas.h>
 #include <limits.h>
 
-/* Names of our own for the vendors' symbols, so that no declaration of theirs can contradict. */
 #if defined(__cplusplus)
-extern "C" {
+extern "C" { /* also around the vendor's header: ATLAS's says nothing of C++ */
 #endif
+#include <cblas.h>
+/* Names of our own for the vendors' symbols, so that no declaration of theirs can contradict. */
 extern void mfsdp__openblas_threads(int count) __asm__("openblas_set_num_threads")
     __attribute__((weak));
 extern void mfsdp__mkl_threads(int count) __asm__("MKL_Set_Num_Threads") __attribute__((weak));
