@@ -35,6 +35,7 @@
 #include "runtime/grads.h"
 #include "runtime/measure.h"
 #include "runtime/params.h"
+#include "runtime/progress.h"
 #include "runtime/setup.h"
 #include "runtime/setup_agree.h"
 #include "runtime/setup_units.h"

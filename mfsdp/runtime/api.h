@@ -29,7 +29,7 @@ typedef enum mfsdp_missing {
  * spans some of them: the ranks that hold the same parameters (experts, say). Its plan may differ
  * between its instances (the ranks {0, 2} may share other experts than {1, 3}); with prefetch_depth
  * they use the same unit numbers. Every rank lists the groups in the same order; where it has
- * nothing of one, an empty plan.
+ * nothing of one, an empty plan. Names are unique over the groups of a rank.
  *
  * Replicas (HSDP): the ranks of the same number in different copies of the group. Gradients are
  * summed over the group first, then over the replicas in their order. Sample block i * ranks + k is
@@ -87,9 +87,8 @@ typedef struct mfsdp_runtime_desc {
                                   * half the gathers, and a slot for every unit */
   int32_t local_accumulation; /* 1: micro-batches add up on each rank and are reduced once, with the
                                * last: less traffic, a gradient slot for every unit, and no equality
-                               * between worlds. They add up in the gradient dtype: with 16 bits
-                               * that loses digits with every micro-batch, f32 and a 16-bit wire do
-                               * not */
+                               * between worlds. They add up in the gradient dtype, which must be
+                               * f32 (E_UNSUPPORTED); the wire may be a 16-bit one */
   int32_t max_micro_batches;  /* upper bound of mfsdp_step_desc.micro_batch_count */
   int32_t weighted;           /* 1: the mean is over weights (mfsdp_step_weight) */
   double clip_norm;           /* > 0: global-norm clipping; 0: off */
@@ -189,6 +188,49 @@ MFSDP_API mfsdp_verdict mfsdp_verdict_default(void) {
   memset(&verdict, 0, sizeof(verdict));
   verdict.struct_nbytes = sizeof(verdict);
   return verdict;
+}
+
+/* How far training has come, equal on all ranks: with the masters and the optimizer's states, all
+ * that a later run needs to go on with the same bits. */
+typedef struct mfsdp_progress {
+  size_t struct_nbytes;
+  int64_t step;          /* ended steps: applied and skipped ones */
+  int64_t applied_steps; /* AdamW's bias correction counts these */
+  int64_t skipped_steps;
+  double loss_scale;        /* of the next step; 1 without loss scaling */
+  int64_t steps_since_skip; /* applied in a row, towards loss_scale.growth_interval */
+} mfsdp_progress;
+
+/* Before the first step, without loss scaling. */
+MFSDP_API mfsdp_progress mfsdp_progress_default(void) {
+  mfsdp_progress progress;
+  memset(&progress, 0, sizeof(progress));
+  progress.struct_nbytes = sizeof(progress);
+  progress.loss_scale = 1.0;
+  return progress;
+}
+
+/* What this rank owns of one parameter, contiguous in the row-major tensor (mfsdp_owned_next). */
+typedef struct mfsdp_owned {
+  size_t struct_nbytes;
+  int32_t group, piece; /* the piece's number in that group's plan; -1: before the first */
+  int32_t param;        /* the runtime's number */
+  int32_t tensor;       /* mfsdp_optimizer_state.tensor of its states; -1: FROZEN, it has none */
+  int32_t tensor_count; /* so far, those with states */
+  const char *name;     /* of the parameter */
+  int64_t first, count; /* elements of the tensor */
+  const void *data;     /* the f32 master; of a FROZEN tensor without one its compute copy */
+  mfsdp_dtype dtype;
+  mfsdp_space space;
+} mfsdp_owned;
+
+/* Before the first. */
+MFSDP_API mfsdp_owned mfsdp_owned_default(void) {
+  mfsdp_owned owned;
+  memset(&owned, 0, sizeof(owned));
+  owned.struct_nbytes = sizeof(owned);
+  owned.piece = owned.param = owned.tensor = -1;
+  return owned;
 }
 
 /* Gives the initial values of elements first .. first + count - 1 of a parameter, in fp32. Called

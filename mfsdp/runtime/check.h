@@ -105,6 +105,29 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_link(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* What adds up in a gradient buffer adds up in f32: the uses of a tied tensor, and, with local
+ * accumulation, micro-batches. The wire may be narrower, since a sum is rounded to it once. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_sums(mfsdp_context *context,
+                                                 const mfsdp_runtime_desc *desc,
+                                                 const mfsdp_plan *plan, int32_t index) {
+  const mfsdp_param *param = mfsdp_plan_param(plan, index);
+  const int32_t owner = mfsdp_plan_param_owner(plan, index);
+  const char *dtype = mfsdp_dtype_name(param->grad);
+  if (param->grad == MFSDP_F32 || param->role == MFSDP_ROLE_FROZEN) return MFSDP_OK;
+  if (owner != index)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "runtime: %.80s is tied to %.80s and has gradients of %s; its uses add up in "
+                      "that buffer: give it grad f32 (wire %s sends as few bytes)",
+                      param->name, mfsdp_plan_param(plan, owner)->name, dtype, dtype);
+  if (desc->local_accumulation)
+    return MFSDP_FAIL(
+        context, MFSDP_E_UNSUPPORTED,
+        "runtime: %.80s has gradients of %s, in which micro-batches would add up with "
+        "local_accumulation: give it grad f32 (wire %s sends as few bytes)",
+        param->name, dtype, dtype);
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
                                                    const mfsdp_runtime_desc *desc,
                                                    const mfsdp_plan *plan) {
@@ -121,6 +144,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
           "or a 16-bit one for f32",
           param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
           mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
+    MFSDP_TRY(mfsdp__runtime_check_sums(context, desc, plan, i));
     if (param->role == MFSDP_ROLE_FROZEN || mfsdp_plan_param_owner(plan, i) != i) continue;
     MFSDP_TRY(mfsdp_optimizer_route_check(context, desc->optimizer, param->name, param->role,
                                           param->hyper_group));
@@ -204,6 +228,25 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_units(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* Parameters are found by name (checkpoints), so a name is unique over the groups of a rank. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_names(mfsdp_context *context,
+                                                  const mfsdp_runtime_desc *desc) {
+  int32_t g, h, i;
+  for (g = 1; g < desc->group_count; ++g)
+    for (i = 0; i < mfsdp_plan_param_count(desc->groups[g].plan); ++i) {
+      const char *name = mfsdp_plan_param(desc->groups[g].plan, i)->name;
+      for (h = 0; h < g; ++h) {
+        const int32_t other = mfsdp_plan_param_find(desc->groups[h].plan, name);
+        if (other >= 0)
+          return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                            "runtime: the name '%.200s' is that of parameter %d of groups[%d] and "
+                            "of parameter %d of groups[%d]; names are unique",
+                            name, (int)other, (int)h, (int)i, (int)g);
+      }
+    }
+  return MFSDP_OK;
+}
+
 /* Everything that can be seen without the other ranks. */
 MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context,
                                             const mfsdp_runtime_desc *desc) {
@@ -212,7 +255,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check(mfsdp_context *context,
   for (g = 0; g < desc->group_count; ++g)
     MFSDP_TRY(mfsdp__runtime_check_group(context, desc, g));
   MFSDP_TRY(mfsdp__runtime_check_span(context, desc));
-  return mfsdp__runtime_check_units(context, desc);
+  MFSDP_TRY(mfsdp__runtime_check_units(context, desc));
+  return mfsdp__runtime_check_names(context, desc);
 }
 
 #endif /* MFSDP_RUNTIME_CHECK_H */

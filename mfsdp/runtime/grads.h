@@ -92,7 +92,8 @@ MFSDP_API mfsdp_status mfsdp__unit_open_all(mfsdp_runtime *rt, int32_t index) {
 /*
  * Opens a gradient buffer for the unit (mfsdp_unit_grad): zeroed, or, with local accumulation, with
  * the sums of the micro-batches before. Backward ADDS into it, in the gradient dtype. Tensors tied
- * to another unit's accumulate in that unit's buffer, which stays open until its own reduce.
+ * to another unit's accumulate in that unit's buffer, which stays open until its own reduce (and
+ * is of f32, or create refuses: several uses add up there).
  * COMPLETE without a compute queue, otherwise ordered before later work on it.
  * E_STATE: outside a step, already open, more micro-batches than announced, no slot is free, or the
  * owner of a tied tensor has been reduced for the last time.

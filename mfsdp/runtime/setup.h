@@ -197,10 +197,13 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt) {
 /*
  * Makes a runtime: checks the description, agrees with all ranks on version, options and plan, and
  * allocates everything that steps will use. Parameters start as zeros (mfsdp_runtime_init).
- * Collective, COMPLETE. On failure *out is NULL and nothing is held. E_ARGUMENT, E_UNSUPPORTED and
- * E_OVERFLOW of the description come before any communication or allocation: the other ranks wait
- * for this one. E_MISMATCH names the first difference on every rank, all of which may try again.
- * Any other failure poisons the transports, so that peers do not wait for this rank.
+ * Collective, COMPLETE. On failure *out is NULL and nothing is held.
+ * E_ARGUMENT, E_UNSUPPORTED and E_OVERFLOW of the description come before anything is allocated for
+ * the runtime, and reach all ranks: those whose own description is fine get the same status with
+ * the culprit and its message. E_MISMATCH names the first difference on every rank. After both all
+ * may try again. Where a rank's transports or control planes are what is wrong, those that can be
+ * are poisoned instead, and a rank without any description or groups leaves the others to their
+ * deadline. Any other failure poisons the transports, so that peers do not wait for this rank.
  */
 MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             mfsdp_runtime **out) {
@@ -209,8 +212,12 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   mfsdp_status status;
   void *memory;
   *out = NULL;
-  MFSDP_TRY(mfsdp__runtime_check(context, desc));
-  MFSDP_TRY(mfsdp__measure(context, desc, &sizes));
+  status = mfsdp__runtime_check(context, desc);
+  if (status == MFSDP_OK) status = mfsdp__measure(context, desc, &sizes);
+  if (status != MFSDP_OK) {
+    mfsdp__runtime_refuse(context, desc);
+    return status;
+  }
   MFSDP_TRY(mfsdp__runtime_agree(context, desc, &sizes));
   status = mfsdp_table_alloc(context, 1, sizeof(*rt), "runtime", &memory);
   if (status != MFSDP_OK) {

@@ -277,7 +277,7 @@ MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out)
                       "verdict: out is NULL or its struct_nbytes is not %zu (use "
                       "mfsdp_verdict_default)",
                       sizeof(*out));
-  if (rt->step_index == 0)
+  if (!rt->verdict_pending && rt->last_verdict.struct_nbytes == 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "verdict: no step has ended yet");
   MFSDP_TRY(mfsdp__step_harvest(rt));
   *out = rt->last_verdict;

@@ -264,8 +264,8 @@ struct OracleOptions {
   int64_t local_world = 0; /* > 0: each of so many ranks adds up its own blocks first */
   /* The sample blocks that reach a tensor's gradient. Each chain is summed by itself, from its
    * first term; then chain is added to chain. Not set: one chain of all blocks. With several groups
-   * of ranks a model's tensors stand in the order in which the norm is folded. Excludes
-   * local_world. */
+   * of ranks a model's tensors stand in the order in which the norm is folded. With local_world
+   * it is asked for one block of each rank, which stands for the rank's sum. */
   std::function<std::vector<std::vector<int64_t>>(int32_t tensor, int64_t blocks)> chains;
   OracleOptions() : groups(2) {
     groups[0].muon = true;
@@ -438,20 +438,22 @@ private:
     }
   }
 
-  /* The same with options_.chains. */
+  /* The same with options_.chains: of sample blocks, or of what ranks added up. */
   void accumulate_chains(const OracleStep &desc, std::vector<bool> *present) {
-    std::vector<std::vector<std::vector<float>>> terms(static_cast<std::size_t>(desc.blocks));
+    const int64_t count = options_.local_world > 0 ? options_.local_world : desc.blocks;
+    std::vector<std::vector<std::vector<float>>> terms(static_cast<std::size_t>(count));
     std::vector<std::vector<bool>> here(terms.size(), std::vector<bool>(weights_.size(), false));
     for (std::size_t b = 0; b < terms.size(); ++b) {
       for (int32_t i = 0; i < model_.count(); ++i)
         terms[b].emplace_back(at(weights_, i).size(), 0.0f);
-      backward(static_cast<int64_t>(b), &terms[b], &here[b]);
+      for (int64_t block = static_cast<int64_t>(b); block < desc.blocks; block += count)
+        backward(block, &terms[b], &here[b]);
       for (int32_t i = 0; i < model_.count(); ++i)
         round_all(model_.at(i).wire, &at(terms[b], i));
     }
     for (int32_t i = 0; i < model_.count(); ++i) {
       bool first_chain = true;
-      for (const std::vector<int64_t> &chain : options_.chains(i, desc.blocks)) {
+      for (const std::vector<int64_t> &chain : options_.chains(i, count)) {
         std::vector<float> part;
         for (int64_t block : chain) {
           const std::size_t b = static_cast<std::size_t>(block);

@@ -18,14 +18,6 @@ using test::Trainer;
 
 const mfsdp_host_queue_kind kKinds[] = {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER};
 
-void set_dtypes(ref::Model *model, mfsdp_dtype compute, mfsdp_dtype grad, mfsdp_dtype wire) {
-  for (ref::Tensor &t : model->tensors) {
-    t.compute = compute;
-    t.grad = grad;
-    t.wire = wire;
-  }
-}
-
 /* All slots are as large as "embed" in bf16 (12000, padded to 12032 elements): half of it in fp32.
  * "big" and "ice" do not fit either. */
 Job bf16_job() {
@@ -37,7 +29,7 @@ Job bf16_job() {
   job.model.tensors.push_back(ref::split_heads("qkv", 3, 36, 20, 3));
   job.model.tensors.push_back(ref::matrix("nil", 3, 0, 8));
   job.model.tensors.push_back(ref::tied("head", 3, job.model.tensors[0]));
-  set_dtypes(&job.model, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
   return job;
 }
 
@@ -118,7 +110,7 @@ std::vector<Job> jobs() {
   out[2].tune = [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_HOST; };
   out[3] = bf16_job();
   out[3].tune = [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_PINNED; };
-  set_dtypes(&out[4].model, MFSDP_F16, MFSDP_F16, MFSDP_F16);
+  test::set_dtypes(&out[4].model, -1, MFSDP_F16, MFSDP_F16, MFSDP_F16);
   return out;
 }
 

@@ -15,14 +15,6 @@ using test::Trainer;
 
 const mfsdp_host_queue_kind kKinds[] = {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER};
 
-void set_dtypes(ref::Model *model, mfsdp_dtype compute, mfsdp_dtype grad, mfsdp_dtype wire) {
-  for (ref::Tensor &t : model->tensors) {
-    t.compute = compute;
-    t.grad = grad;
-    t.wire = wire;
-  }
-}
-
 /* A cut tensor (three canonical blocks), matrices, a tied and a frozen one, three units. */
 Job medium_job() {
   Job job;
@@ -43,7 +35,7 @@ Job medium_job() {
 TEST(LossScale, PowersOfTwoLeaveEveryBitAlone) {
   for (const mfsdp_dtype grad : {MFSDP_F32, MFSDP_BF16}) {
     Job plain = medium_job();
-    set_dtypes(&plain.model, MFSDP_BF16, grad, grad);
+    test::set_dtypes(&plain.model, -1, MFSDP_BF16, grad, grad);
     Job scaled = plain;
     scaled.options.loss_scale.initial = 65536.0;
     scaled.options.loss_scale.growth = 4.0;
@@ -141,7 +133,7 @@ TEST(LossScale, WithoutItTheScaleIsOneAlsoAfterASkip) {
 TEST(LossScale, ComesDownFromRealOverflow) {
   for (const mfsdp_dtype grad : {MFSDP_F32, MFSDP_F16}) { /* F32: on the wire only */
     Job job = medium_job();
-    set_dtypes(&job.model, MFSDP_F16, grad, MFSDP_F16);
+    test::set_dtypes(&job.model, -1, MFSDP_F16, grad, MFSDP_F16);
     job.options.loss_scale.initial = 8192;
     job.options.loss_scale.growth_interval = 2;
     const test::Expected expected(job, 4, 10);
@@ -197,7 +189,7 @@ TEST(Skip, TouchesNothingOnAnyRank) {
       for (int64_t block = 0; block < 4; ++block) {
         Job job = medium_job();
         job.queue_kind = kind;
-        set_dtypes(&job.model, dtype, dtype, dtype);
+        test::set_dtypes(&job.model, -1, dtype, dtype, dtype);
         job.options.loss_scale.initial = 16;
         const int32_t use = block % 2 ? 0 : 4;
         job.script.sample = [=](int64_t step, int64_t b, int32_t u) {
@@ -402,13 +394,38 @@ TEST(LocalAccumulation, EqualsItsOracle) {
             test::Expected(local, 6, 1).after(0).weights);
 }
 
-/* Micro-batches add up in the gradient dtype; then each rank's sum is rounded to the wire's. */
-TEST(LocalAccumulation, InNarrowDtypes) {
-  for (const mfsdp_dtype grad : {MFSDP_F32, MFSDP_BF16, MFSDP_F16}) {
+/* Micro-batches add up in f32; then each rank's sum is rounded, once, to the wire's dtype. */
+TEST(LocalAccumulation, WithANarrowWire) {
+  for (const mfsdp_dtype wire : {MFSDP_F32, MFSDP_BF16, MFSDP_F16}) {
     Job job = medium_job();
-    set_dtypes(&job.model, MFSDP_BF16, grad, grad == MFSDP_F32 ? MFSDP_BF16 : grad);
+    test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, wire);
     job.options.local_world = 2;
-    EXPECT_EQ(test::run_job(job, 2, 3, test::Expected(job, 6, 2)), "") << mfsdp_dtype_name(grad);
+    EXPECT_EQ(test::run_job(job, 2, 3, test::Expected(job, 6, 2)), "") << mfsdp_dtype_name(wire);
+  }
+}
+
+/* In 16 bits each micro-batch would be rounded. */
+TEST(LocalAccumulation, RefusesNarrowSums) {
+  for (const mfsdp_dtype grad : {MFSDP_BF16, MFSDP_F16}) {
+    Job job = test::small_job(); /* nothing tied */
+    test::set_dtypes(&job.model, -1, MFSDP_BF16, grad, grad);
+    const test::Expected expected(job, 4, 1);
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+      Trainer t(&rank, &job, 2);
+      MFSDP_TRY(t.make_plan());
+      const mfsdp_status status =
+          t.make_runtime([](mfsdp_runtime_desc *desc, mfsdp_group *, mfsdp_optimizer_desc *,
+                            mfsdp_hyper_group *) { desc->local_accumulation = 1; });
+      must_fail(rank, status, MFSDP_E_UNSUPPORTED,
+                std::string("embed has gradients of ") + mfsdp_dtype_name(grad));
+      mfsdp_plan_destroy(&rank.context, t.plan);
+      t.plan = nullptr;
+      MFSDP_TRY(t.create()); /* without it, it is fine */
+      MFSDP_TRY(t.step(0));
+      t.compare(expected, 0);
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
   }
 }
 

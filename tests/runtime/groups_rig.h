@@ -329,16 +329,9 @@ public:
       groups.push_back(group);
     }
     desc.backend = rank_->backend;
-    desc.compute_queue = job_->on_queue ? rank_->queue : nullptr;
-    desc.active_units = job_->active_units;
-    desc.active_grads = job_->active_grads;
     desc.prefetch_depth = job_->prefetch_depth;
     desc.reduce_depth = job_->reduce_depth;
-    desc.max_micro_batches = job_->max_micro_batches;
-    desc.clip_norm = job_->options.clip_norm;
-    desc.missing = job_->options.missing_is_zero ? MFSDP_MISSING_ZEROS : MFSDP_MISSING_SKIP;
-    desc.chunk_nbytes = job_->chunk_nbytes;
-    if (job_->tune) job_->tune(&desc);
+    set_options(*job_, *rank_, &desc);
     if (change) change(&desc, &groups, &hyper_groups);
     optimizer.groups = hyper_groups.data();
     optimizer.group_count = static_cast<int32_t>(hyper_groups.size());
@@ -354,12 +347,7 @@ public:
   }
 
   mfsdp_status begin(int64_t step) {
-    const ref::OracleStep want =
-        Expected::step_desc(static_cast<int64_t>(micro_batches_) * job_->ranks(), step);
-    mfsdp_step_desc desc = mfsdp_step_desc_default();
-    desc.micro_batch_count = micro_batches_;
-    desc.grad_weight = want.grad_weight;
-    desc.lr_factor = want.lr_factor;
+    const mfsdp_step_desc desc = step_desc_of(micro_batches_, job_->ranks(), step);
     return mfsdp_step_begin(runtime, &desc);
   }
   mfsdp_status micro_batch(int64_t step, int32_t micro) {
@@ -371,6 +359,8 @@ public:
       MFSDP_TRY(mfsdp_unit_release(runtime, u));
     }
     MFSDP_TRY(mfsdp_step_value(runtime, ref::synthetic_value(job_->model.seed, step, block)));
+    if (job_->script.weight)
+      MFSDP_TRY(mfsdp_step_weight(runtime, job_->script.weight(step, block)));
     for (int32_t u = units; u-- > 0;) {
       if (!has_unit(u) || !job_->script.used(step, u)) continue;
       MFSDP_TRY(mfsdp_unit_acquire(runtime, u, MFSDP_USE_BACKWARD));
@@ -403,18 +393,22 @@ public:
   /* Collective: exports everything this rank's groups hold. Throws what is not the oracle's. */
   void compare(const Expected &expected, int64_t step) {
     const Expected::After &after = expected.after(step);
-    compare_verdict(after.verdict);
-    for (std::size_t p = 0; p < tensors.size(); ++p) {
-      const ref::Tensor &t = job_->model.at(tensors[p]);
-      std::vector<float> got(static_cast<std::size_t>(t.numel()));
-      require(mfsdp_param_export(runtime, static_cast<int32_t>(p), -1, got.data()) == MFSDP_OK,
-              std::string("export: ") + mfsdp_context_error(&rank_->context)->message);
-      const std::string wrong =
-          difference(t.name + " after step " + std::to_string(step), got.data(),
-                     after.weights[static_cast<std::size_t>(tensors[p])].data(), t.numel());
-      require(wrong.empty(), wrong);
+    std::vector<OwnPiece> own;
+    std::size_t first = 0;
+    compare_verdict(verdict, after.verdict);
+    for (std::size_t p = 0; p < tensors.size(); ++p)
+      compare_weight(runtime, *rank_, *job_, static_cast<int32_t>(p), tensors[p], after, step);
+    for (std::size_t g = 0; g < plans.size(); ++g) {
+      int32_t count = 0;
+      const mfsdp_piece *pieces = mfsdp_plan_pieces(plans[g], -1, &count);
+      for (int32_t i = 0; i < count; ++i) {
+        const int32_t tensor = tensors[first + static_cast<std::size_t>(pieces[i].param)];
+        if (pieces[i].owner == places[g].rank && job_->model.at(tensor).role != ref::Role::kFrozen)
+          own.push_back({&pieces[i], tensor});
+      }
+      first += job_->groups[g][places[g].instance].tensors.size();
     }
-    compare_states(after);
+    compare_states(runtime, *job_, own, after);
   }
   /* Of this rank's own pieces, masters and state: equal on ranks that own the same pieces. */
   uint64_t own_hash() {
@@ -430,21 +424,6 @@ public:
   }
 
 private:
-  struct Task {
-    const GroupsJob *job;
-    int64_t step, block;
-    int32_t use;
-    ref::Sample sample;
-    const float *weight;
-    float *grad;
-  };
-  static mfsdp_status run_task(void *argument, mfsdp_error *error) {
-    const Task *t = static_cast<const Task *>(argument);
-    (void)error;
-    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample, t->weight,
-                            t->job->model.at(t->use).numel(), t->grad);
-    return MFSDP_OK;
-  }
   static void fill(void *user, int32_t param, int64_t first, int64_t count, float *dst) {
     const GroupsTrainer *self = static_cast<const GroupsTrainer *>(user);
     ref::synthetic_init(self->job_->model.seed, self->tensors.at(static_cast<std::size_t>(param)),
@@ -458,83 +437,23 @@ private:
   mfsdp_status compute(int64_t step, int32_t micro, int64_t block, int32_t param) {
     const int32_t use = tensors[static_cast<std::size_t>(param)];
     const ref::Sample sample = job_->script.sample_of(step, block, use);
-    Task *task = &tasks_[static_cast<std::size_t>(micro * job_->model.count() + use)];
+    Backward *task = &tasks_[static_cast<std::size_t>(micro * job_->model.count() + use)];
     if (job_->model.at(use).role == ref::Role::kFrozen) return MFSDP_OK;
     if (sample == ref::Sample::kAbsent) return mfsdp_grad_absent(runtime, param);
     task->job = job_;
+    task->rank = rank_->rank;
     task->step = step;
     task->block = block;
     task->use = use;
     task->sample = sample;
-    task->weight = static_cast<const float *>(mfsdp_unit_param(runtime, param));
-    task->grad = static_cast<float *>(mfsdp_unit_grad(runtime, param));
-    require((task->weight != nullptr && task->grad != nullptr) || job_->model.at(use).numel() == 0,
-            "no address for a tensor in use");
-    if (!job_->on_queue) return run_task(task, nullptr);
-    return rank_->backend->ops->queue_call(rank_->backend->self, rank_->queue, run_task, task);
-  }
-
-  void compare_verdict(const ref::OracleVerdict &want) {
-    char text[300];
-    std::snprintf(text, sizeof(text),
-                  "verdict: applied %lld norm %.17g clip %.17g mean %.17g skipped %d; the oracle: "
-                  "%lld %.17g %.17g %.17g %d",
-                  static_cast<long long>(verdict.applied_steps), verdict.grad_norm,
-                  verdict.clip_scale, verdict.value_mean, verdict.skipped,
-                  static_cast<long long>(want.applied_steps), want.grad_norm, want.clip_scale,
-                  want.value_mean, want.skipped ? 1 : 0);
-    require(verdict.step == want.step && verdict.applied_steps == want.applied_steps &&
-                (verdict.skipped != 0) == want.skipped &&
-                same_bits(verdict.value_mean, want.value_mean) &&
-                (want.skipped ? !std::isfinite(verdict.grad_norm)
-                              : same_bits(verdict.grad_norm, want.grad_norm) &&
-                                    same_bits(verdict.clip_scale, want.clip_scale)),
-            text);
-  }
-  void compare_states(const Expected::After &after) {
-    struct Own {
-      const mfsdp_piece *piece;
-      std::size_t tensor;
-    };
-    std::vector<Own> own;
-    int32_t state_count = 0, expected_count = 0;
-    std::size_t first = 0;
-    for (std::size_t g = 0; g < plans.size(); ++g) {
-      int32_t count = 0;
-      const mfsdp_piece *pieces = mfsdp_plan_pieces(plans[g], -1, &count);
-      for (int32_t i = 0; i < count; ++i) {
-        const Own entry = {
-            &pieces[i],
-            static_cast<std::size_t>(tensors[first + static_cast<std::size_t>(pieces[i].param)])};
-        const ref::Tensor &t = job_->model.tensors[entry.tensor];
-        if (pieces[i].owner != places[g].rank || t.role == ref::Role::kFrozen) continue;
-        own.push_back(entry);
-        expected_count += job_->options.groups[static_cast<std::size_t>(t.group)].muon ? 1 : 2;
-      }
-      first += job_->groups[g][places[g].instance].tensors.size();
-    }
-    const mfsdp_optimizer_state *states =
-        mfsdp_optimizer_states(mfsdp_runtime_optimizer(runtime), &state_count);
-    require(state_count == expected_count, "the state table has " + std::to_string(state_count) +
-                                               " entries, needs " + std::to_string(expected_count));
-    for (int32_t i = 0; i < state_count; ++i) {
-      const Own &entry = own.at(static_cast<std::size_t>(states[i].tensor));
-      const std::string name = states[i].name;
-      const std::vector<float> &want =
-          name == "exp_avg_sq" ? after.state1[entry.tensor] : after.state0[entry.tensor];
-      require(states[i].count == entry.piece->count, "the count of a state");
-      const std::string wrong = difference(name + " of " + job_->model.tensors[entry.tensor].name,
-                                           static_cast<const float *>(states[i].data),
-                                           want.data() + entry.piece->first, entry.piece->count);
-      require(wrong.empty(), wrong);
-    }
+    return task->compute(runtime, param, rank_->backend, rank_->queue);
   }
 
   Rank *rank_;
   Links *links_;
   const GroupsJob *job_;
   int32_t micro_batches_;
-  std::vector<Task> tasks_;
+  std::vector<Backward> tasks_;
 };
 
 /* ---- running ---- */

@@ -133,28 +133,17 @@ void add_units(const Job &job, const Rank &rank, const mfsdp_runtime_desc &d,
 
 /* ---- the table of options ---- */
 
-void set_dtypes(ref::Model *model, int32_t unit, mfsdp_dtype compute, mfsdp_dtype grad,
-                mfsdp_dtype wire) {
-  for (int32_t i = 0; i < model->count(); ++i) {
-    if (unit >= 0 && model->at(model->owner(i)).unit != unit) continue;
-    ref::Tensor *t = &model->tensors[static_cast<std::size_t>(i)];
-    t->compute = compute;
-    t->grad = grad;
-    t->wire = wire;
-  }
-}
-
 Job bf16_job() {
   Job job = test::mixed_job();
-  set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
   return job;
 }
 
 Job mixed_dtypes_job() {
   Job job = test::mixed_job();
-  set_dtypes(&job.model, 0, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
-  set_dtypes(&job.model, 1, MFSDP_F16, MFSDP_F32, MFSDP_BF16);
-  set_dtypes(&job.model, 2, MFSDP_BF16, MFSDP_F16, MFSDP_F16);
+  test::set_dtypes(&job.model, 0, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+  test::set_dtypes(&job.model, 1, MFSDP_F16, MFSDP_F32, MFSDP_BF16);
+  test::set_dtypes(&job.model, 2, MFSDP_BF16, MFSDP_F16, MFSDP_F16);
   return job;
 }
 
@@ -380,7 +369,7 @@ TEST(Memory, WrongArguments) {
 /* A unit of 12 x 10 and 10 x 14 and 10 elements: 128 + 256 + 128 floats; embed has 540: 640. */
 TEST(Memory, MaxSlotNamesTheNumbers) {
   Job job = test::small_job();
-  set_dtypes(&job.model, 0, MFSDP_BF16, MFSDP_F32, MFSDP_F32);
+  test::set_dtypes(&job.model, 0, MFSDP_BF16, MFSDP_F32, MFSDP_F32);
   const std::string text = "the largest unit needs slots of 2048 (parameters) and 2560 (gradients) "
                            "bytes, max_slot_nbytes is ";
   for (const std::size_t limit : {std::size_t{1}, std::size_t{2047}, std::size_t{2559}}) {

@@ -156,4 +156,144 @@ TEST(Export, ToOneRootMovesBytesToThatRootOnly) {
   }
 }
 
+/* ---- progress ---- */
+
+TEST(Progress, WrongCallsAndCounts) {
+  const Job job = test::small_job();
+  const auto calls = [](Rank &rank, Trainer &t) {
+    mfsdp_progress now = mfsdp_progress_default(), bad;
+    MFSDP_TRY(mfsdp_runtime_progress(t.runtime, &now));
+    require(now.step == 1 && now.applied_steps == 1 && now.skipped_steps == 0 &&
+                test::same_bits(now.loss_scale, 1.0),
+            "the counts after a step");
+    bad = now;
+    bad.struct_nbytes = 4;
+    must_fail(rank, mfsdp_runtime_progress(t.runtime, &bad), MFSDP_E_ARGUMENT,
+              "use mfsdp_progress_default");
+    must_fail(rank, mfsdp_runtime_progress(t.runtime, nullptr), MFSDP_E_ARGUMENT, "out is NULL");
+    must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT,
+              "use mfsdp_progress_default");
+    must_fail(rank, mfsdp_runtime_resume(t.runtime, nullptr), MFSDP_E_ARGUMENT, "progress is NULL");
+    for (int64_t mfsdp_progress::*field :
+         {&mfsdp_progress::step, &mfsdp_progress::applied_steps, &mfsdp_progress::skipped_steps,
+          &mfsdp_progress::steps_since_skip})
+      for (const int64_t value : {INT64_MIN, INT64_C(-1), INT64_C(7), INT64_MAX}) {
+        bad = now;
+        bad.*field = value;
+        must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT,
+                  std::to_string(value));
+      }
+    for (const double scale : {0.0, -1.0, 2.0, std::nan(""), HUGE_VAL}) {
+      bad = now;
+      bad.loss_scale = scale;
+      must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT,
+                "needs 1 to 1 (loss scaling is off)");
+    }
+    return MFSDP_OK;
+  };
+  const auto in_step = [](Rank &rank, Trainer &t) {
+    mfsdp_progress progress = mfsdp_progress_default();
+    must_fail(rank, mfsdp_runtime_progress(t.runtime, &progress), MFSDP_E_STATE, "a step is open");
+    must_fail(rank, mfsdp_runtime_resume(t.runtime, &progress), MFSDP_E_STATE, "a step is open");
+    return MFSDP_OK;
+  };
+  EXPECT_EQ(test::survives(job, 2, 1, calls, in_step), "");
+}
+
+/* What create gives, resume takes: the run goes on as if nothing had been said. */
+TEST(Progress, OfThisRunChangesNothing) {
+  const Job job = test::small_job();
+  EXPECT_EQ(test::survives(job, 2, 2,
+                           [](Rank &rank, Trainer &t) {
+                             mfsdp_progress progress = mfsdp_progress_default();
+                             mfsdp_verdict verdict = mfsdp_verdict_default();
+                             MFSDP_TRY(mfsdp_runtime_progress(t.runtime, &progress));
+                             MFSDP_TRY(mfsdp_runtime_resume(t.runtime, &progress));
+                             must_fail(rank, mfsdp_step_verdict(t.runtime, &verdict), MFSDP_E_STATE,
+                                       "no step has ended yet");
+                             return MFSDP_OK;
+                           }),
+            "");
+}
+
+TEST(Progress, WithoutMemoryNothingChanges) {
+  const Job job = test::small_job();
+  EXPECT_EQ(test::survives(job, 2, 1,
+                           [](Rank &rank, Trainer &t) {
+                             mfsdp_progress progress = mfsdp_progress_default();
+                             rank.memory->fail_at(0);
+                             must_fail(rank, mfsdp_runtime_resume(t.runtime, &progress),
+                                       MFSDP_E_MEMORY, "step scalars");
+                             rank.memory->fail_at(-1);
+                             MFSDP_TRY(mfsdp_runtime_progress(t.runtime, &progress));
+                             require(progress.step == 1, "the counts were changed");
+                             return MFSDP_OK;
+                           }),
+            "");
+}
+
+/* ---- what a rank owns ---- */
+
+/* Every element of every tensor once, over all ranks, with the values of an export; and the numbers
+ * that lead to the states. */
+TEST(Owned, IsEverythingOnce) {
+  for (const mfsdp_space space : {MFSDP_SPACE_DEVICE, MFSDP_SPACE_HOST})
+    for (const bool narrow : {false, true}) {
+      Job job = test::mixed_job();
+      for (ref::Tensor &t : job.model.tensors)
+        if (narrow) t.compute = MFSDP_BF16;
+      job.tune = [space](mfsdp_runtime_desc *desc) { desc->state_space = space; };
+      std::vector<std::vector<int>> seen;
+      std::mutex mutex;
+      for (int32_t i = 0; i < job.model.count(); ++i)
+        seen.emplace_back(static_cast<std::size_t>(job.model.at(i).numel()), 0);
+      const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+        Trainer t(&rank, &job, 1);
+        mfsdp_progress progress = mfsdp_progress_default();
+        mfsdp_owned owned = mfsdp_owned_default();
+        std::vector<std::vector<float>> full;
+        int32_t count = 0, tensors = 0;
+        MFSDP_TRY(t.create());
+        MFSDP_TRY(t.step(0));
+        for (int32_t i = 0; i < job.model.count(); ++i) {
+          full.emplace_back(static_cast<std::size_t>(job.model.at(i).numel()));
+          MFSDP_TRY(mfsdp_param_export(t.runtime, i, -1, full.back().data()));
+        }
+        MFSDP_TRY(mfsdp_runtime_progress(t.runtime, &progress));
+        const mfsdp_optimizer_state *states =
+            mfsdp_optimizer_states(mfsdp_runtime_optimizer(t.runtime), &count);
+        while (mfsdp_owned_next(t.runtime, &owned)) {
+          const std::size_t param = static_cast<std::size_t>(owned.param);
+          const ref::Tensor &tensor = job.model.at(owned.param);
+          const bool frozen = tensor.role == ref::Role::kFrozen;
+          require(tensor.name == owned.name && tensor.tied_to.empty(), "the name");
+          require((owned.tensor < 0) == frozen, "the number of its states");
+          tensors += !frozen;
+          for (int32_t i = 0; i < count; ++i)
+            require(states[i].tensor != owned.tensor || states[i].count == owned.count, "states");
+          require(owned.dtype ==
+                      (frozen && owned.space == MFSDP_SPACE_DEVICE ? tensor.compute : MFSDP_F32),
+                  "the dtype");
+          for (int64_t k = 0; k < owned.count; ++k)
+            require(test::same_bits(mfsdp_element_get(owned.data, owned.dtype, k),
+                                    static_cast<double>(
+                                        full[param].at(static_cast<std::size_t>(owned.first + k)))),
+                    "a value of " + tensor.name);
+          std::lock_guard<std::mutex> lock(mutex);
+          for (int64_t k = 0; k < owned.count; ++k)
+            ++seen[param][static_cast<std::size_t>(owned.first + k)];
+        }
+        require(tensors == owned.tensor_count, "the count");
+        require(!mfsdp_owned_next(t.runtime, &owned), "past the end");
+        for (int32_t i = 0; i < count; ++i)
+          require(states[i].tensor < tensors, "a state of nothing");
+        return t.destroy();
+      });
+      EXPECT_TRUE(result.ok()) << result.text();
+      for (int32_t i = 0; i < job.model.count(); ++i)
+        for (const int times : seen[static_cast<std::size_t>(i)])
+          ASSERT_EQ(times, job.model.owner(i) == i ? 1 : 0) << job.model.at(i).name;
+    }
+}
+
 } // namespace

@@ -105,6 +105,26 @@ TEST(Replica, WithPrefetchAndWorkers) {
     }
 }
 
+/* Each rank adds up its micro-batches; the sums meet rank by rank in each copy, then copy by copy. */
+TEST(Replica, LocalAccumulationEqualsItsOracle) {
+  for (const Shape &shape : {Shape{2, 2}, Shape{3, 1}, Shape{3, 2}})
+    for (const bool workers : {false, true}) {
+      GroupsJob job = replica_job(copies_of(shape.copies, shape.world, workers), model_tensors());
+      job.options.local_world = job.ranks();
+      if (workers) job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+      if (workers) job.prefetch_depth = job.reduce_depth = 1;
+      job.on_queue = workers;
+      for (const int32_t micro_batches : {1, 3})
+        EXPECT_EQ(test::run_groups_job(job, micro_batches, 3), "") << shape.copies << " copies";
+      /* A unit without use: the sums of the step before must not come again. */
+      job.script.unit_used = [](int64_t step, int32_t unit) { return !(step == 1 && unit == 1); };
+      EXPECT_EQ(test::run_groups_job(job, 2, 3), "") << shape.copies << " copies";
+    }
+  GroupsJob plain = replica_job(copies_of(2, 2), model_tensors()), local = plain;
+  local.options.local_world = local.ranks();
+  EXPECT_NE(plain.expected(3, 1).after(0).weights, local.expected(3, 1).after(0).weights);
+}
+
 /* Accumulators that the copies cannot share evenly: less than one alignment unit (128 elements),
  * one, two for three copies; empty on ranks that own nothing; none at all. */
 TEST(Replica, SmallAndEmptyAccumulators) {
@@ -184,6 +204,20 @@ std::vector<ref::Tensor> experts(const std::string &prefix) {
 
 std::vector<ref::Tensor> other_experts(const std::string &prefix) {
   return {ref::matrix(prefix + ".one", 4, 7, 9), ref::experts(prefix + ".many", 5, 37, 3, 2)};
+}
+
+/* Both at once, dense units and experts replicated along different ranks. */
+TEST(GroupsAndReplicas, LocalAccumulationEqualsItsOracle) {
+  for (const bool inside : {false, true}) {
+    GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
+    job.add_instance(true, inside ? Copies{{0, 1}} : Copies{{0}, {2}}, experts("a"));
+    job.add_instance(false, inside ? Copies{{2, 3}} : Copies{{1}, {3}}, other_experts("b"));
+    job.options.local_world = job.ranks();
+    EXPECT_EQ(test::run_groups_job(job, 3, 3), "") << inside;
+    job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+    job.prefetch_depth = job.reduce_depth = 1;
+    EXPECT_EQ(test::run_groups_job(job, 2, 2), "") << inside;
+  }
 }
 
 /* Dense: two copies of two. Experts: inside a copy each rank has its own, the same in both copies.
@@ -383,6 +417,34 @@ TEST(Mismatch, ReplicasOfOtherRanks) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+/* A description that one rank of one copy cannot use: the other copy is told, too, and all may try
+ * again. */
+TEST(Mismatch, ADescriptionOfOneRankAlone) {
+  for (const int32_t culprit : {0, 3}) {
+    const GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
+    const test::Expected expected = job.expected(1, 1);
+    const int64_t start_us = mfsdp_clock_us();
+    const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsTrainer t(&rank, &links, &job, 1);
+      MFSDP_TRY(t.make_plans());
+      const mfsdp_status status = t.make_runtime(
+          [&](mfsdp_runtime_desc *desc, std::vector<mfsdp_group> *,
+              std::vector<mfsdp_hyper_group> *) { desc->active_units -= rank.rank == culprit; });
+      must_fail(rank, status, MFSDP_E_ARGUMENT, "active_units is 0");
+      if (rank.rank != culprit)
+        must_fail(rank, status, MFSDP_E_ARGUMENT,
+                  "rank " + std::to_string(culprit) + " cannot use its description: ");
+      MFSDP_TRY(t.make_runtime());
+      MFSDP_TRY(t.init());
+      MFSDP_TRY(t.step(0));
+      t.compare(expected, 0);
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, job.deadline_us / 2);
+  }
+}
+
 /* Ranks of a copy that are not the same copy: replica 0 and 1 in one group. */
 TEST(Mismatch, CopiesMixedInAGroup) {
   GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
@@ -398,8 +460,8 @@ TEST(Mismatch, CopiesMixedInAGroup) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
-/* One rank knows no replicas: its copy sees that, its replica waits, but not longer than the
- * deadline. */
+/* One rank knows no replicas: all are told at once but its own replica, which no other rank can
+ * reach; it waits, but not longer than the deadline. */
 TEST(Mismatch, OneRankWithoutReplicas) {
   GroupsJob job = replica_job(copies_of(2, 2), model_tensors());
   job.deadline_us = 300 * 1000;
@@ -417,9 +479,12 @@ TEST(Mismatch, OneRankWithoutReplicas) {
     const std::string message = mfsdp_context_error(&rank.context)->message;
     MFSDP_TRY(rank.barrier());
     require(status != MFSDP_OK && !message.empty(), "every rank is told");
-    if (rank.rank == 1)
-      require(message.find("ranks 0 and 1 of a copy: one is replica 0 of 2") != std::string::npos,
-              message);
+    if (rank.rank != 3)
+      require(
+          status == MFSDP_E_MISMATCH &&
+              message.find("ranks 0 and 1 of a copy: one is replica 0 of 2, the other 0 of 1") !=
+                  std::string::npos,
+          message);
     return MFSDP_OK;
   });
   EXPECT_TRUE(result.ok()) << result.text();

@@ -45,6 +45,10 @@ struct Job {
   std::size_t chunk_nbytes = 4096; /* several rounds for most units */
   int32_t debug_poison = 0, debug_check = 0;
   std::function<void(mfsdp_runtime_desc *)> tune; /* other options, set before create */
+  /* What a rank's backward is about to touch, at once or in its queue (race detection). */
+  std::function<void(int32_t rank, const void *weight, std::size_t weight_nbytes, void *grad,
+                     std::size_t grad_nbytes)>
+      touch;
 };
 
 inline std::vector<const mfsdp_host_math *> maths() {
@@ -116,6 +120,24 @@ inline Job small_job() {
   job.model.tensors.push_back(ref::matrix("c", 2, 6, 20));
   job.options.clip_norm = 2.0;
   return job;
+}
+
+/* Dtypes of the tensors with storage in `unit` (-1: in any) and of those tied to them. A unit with a
+ * tied tensor keeps f32 gradients: they add up there, and create insists on it. */
+inline void set_dtypes(ref::Model *model, int32_t unit, mfsdp_dtype compute, mfsdp_dtype grad,
+                       mfsdp_dtype wire) {
+  std::vector<bool> sums(static_cast<std::size_t>(model->unit_count()), false);
+  for (int32_t i = 0; i < model->count(); ++i)
+    if (model->owner(i) != i)
+      sums[static_cast<std::size_t>(model->at(model->owner(i)).unit)] = true;
+  for (int32_t i = 0; i < model->count(); ++i) {
+    const int32_t owner_unit = model->at(model->owner(i)).unit;
+    ref::Tensor *t = &model->tensors[static_cast<std::size_t>(i)];
+    if (unit >= 0 && owner_unit != unit) continue;
+    t->compute = compute;
+    t->grad = sums[static_cast<std::size_t>(owner_unit)] ? MFSDP_F32 : grad;
+    t->wire = wire;
+  }
 }
 
 /* ---- conversions to the library's descriptions ---- */
@@ -239,6 +261,163 @@ inline void require(bool condition, const std::string &what) {
   if (!condition) throw std::runtime_error(what);
 }
 
+/* ---- what both trainers share ---- */
+
+/* The options of a job; groups, backend and optimizer are the caller's. */
+inline void set_options(const Job &job, const Rank &rank, mfsdp_runtime_desc *desc) {
+  desc->compute_queue = job.on_queue ? rank.queue : nullptr;
+  desc->active_units = job.active_units;
+  desc->active_grads = job.active_grads;
+  desc->max_micro_batches = job.max_micro_batches;
+  desc->clip_norm = job.options.clip_norm;
+  desc->missing = job.options.missing_is_zero ? MFSDP_MISSING_ZEROS : MFSDP_MISSING_SKIP;
+  desc->chunk_nbytes = job.chunk_nbytes;
+  desc->weighted = job.script.weight != nullptr;
+  desc->local_accumulation = job.options.local_world > 0;
+  desc->loss_scale.initial = job.options.loss_scale.initial;
+  desc->loss_scale.growth = job.options.loss_scale.growth;
+  desc->loss_scale.backoff = job.options.loss_scale.backoff;
+  desc->loss_scale.largest = job.options.loss_scale.largest;
+  desc->loss_scale.growth_interval = job.options.loss_scale.growth_interval;
+  if (job.tune) job.tune(desc);
+}
+
+inline mfsdp_step_desc step_desc_of(int32_t micro_batches, int32_t ranks, int64_t step) {
+  const ref::OracleStep want =
+      Expected::step_desc(static_cast<int64_t>(micro_batches) * ranks, step);
+  mfsdp_step_desc desc = mfsdp_step_desc_default();
+  desc.micro_batch_count = micro_batches;
+  desc.grad_weight = want.grad_weight;
+  desc.lr_factor = want.lr_factor;
+  return desc;
+}
+
+/* One use of a tensor in one micro-batch; a task for queues, so it must stay where it is. */
+struct Backward {
+  const Job *job = nullptr;
+  int32_t rank = 0;
+  int64_t step = 0, block = 0;
+  int32_t use = 0; /* of the model */
+  ref::Sample sample = ref::Sample::kPresent;
+  const void *weight = nullptr;
+  void *grad = nullptr;
+  float scale = 1.0f;
+
+  static mfsdp_status run(void *argument, mfsdp_error *error) {
+    const Backward *t = static_cast<const Backward *>(argument);
+    const ref::Tensor &tensor = t->job->model.at(t->use);
+    const std::size_t count = static_cast<std::size_t>(tensor.numel());
+    (void)error;
+    if (t->job->touch)
+      t->job->touch(t->rank, t->weight, count * mfsdp_dtype_nbytes(tensor.compute), t->grad,
+                    count * mfsdp_dtype_nbytes(tensor.grad));
+    if (tensor.compute != MFSDP_F32 || tensor.grad != MFSDP_F32) return t->run_narrow(tensor);
+    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample,
+                            static_cast<const float *>(t->weight), tensor.numel(),
+                            static_cast<float *>(t->grad), t->scale);
+    return MFSDP_OK;
+  }
+  /* Looks its addresses up and computes: at once, or on the rank's queue. */
+  mfsdp_status compute(mfsdp_runtime *runtime, int32_t param, const mfsdp_backend *backend,
+                       mfsdp_queue *queue) {
+    weight = mfsdp_unit_param(runtime, param);
+    grad = mfsdp_unit_grad(runtime, param);
+    scale = static_cast<float>(mfsdp_runtime_loss_scale(runtime));
+    require((weight != nullptr && grad != nullptr) || job->model.at(use).numel() == 0,
+            "no address for a tensor in use");
+    if (!job->on_queue) return run(this, nullptr);
+    return backend->ops->queue_call(backend->self, queue, run, this);
+  }
+
+private:
+  /* The same by way of fp32 copies. */
+  mfsdp_status run_narrow(const ref::Tensor &tensor) const {
+    std::vector<float> full, sum;
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      full.push_back(static_cast<float>(mfsdp_element_get(weight, tensor.compute, i)));
+      sum.push_back(static_cast<float>(mfsdp_element_get(grad, tensor.grad, i)));
+    }
+    ref::synthetic_backward(job->model.seed, step, block, use, sample, full.data(), tensor.numel(),
+                            sum.data(), scale);
+    for (int64_t i = 0; i < tensor.numel(); ++i)
+      mfsdp_element_set(grad, tensor.grad, i,
+                        static_cast<double>(sum[static_cast<std::size_t>(i)]));
+    return MFSDP_OK;
+  }
+};
+
+inline void compare_verdict(const mfsdp_verdict &verdict, const ref::OracleVerdict &want) {
+  char text[500];
+  std::snprintf(
+      text, sizeof(text),
+      "verdict: step %lld applied %lld norm %.17g clip %.17g mean %.17g skipped %d weights "
+      "%.17g loss scale %.17g; the oracle: %lld %lld %.17g %.17g %.17g %d %.17g %.17g",
+      static_cast<long long>(verdict.step), static_cast<long long>(verdict.applied_steps),
+      verdict.grad_norm, verdict.clip_scale, verdict.value_mean, verdict.skipped,
+      verdict.weight_sum, verdict.loss_scale, static_cast<long long>(want.step),
+      static_cast<long long>(want.applied_steps), want.grad_norm, want.clip_scale, want.value_mean,
+      want.skipped ? 1 : 0, want.weight_sum, want.loss_scale);
+  /* A skipped step's norm is a NaN or infinity, whose sign and payload nobody promises. */
+  require(verdict.step == want.step && verdict.applied_steps == want.applied_steps &&
+              (verdict.skipped != 0) == want.skipped &&
+              same_value(verdict.value_mean, want.value_mean) &&
+              same_bits(verdict.weight_sum, want.weight_sum) &&
+              same_bits(verdict.loss_scale, want.loss_scale) &&
+              (want.skipped ? !std::isfinite(verdict.grad_norm)
+                            : same_bits(verdict.grad_norm, want.grad_norm) &&
+                                  same_bits(verdict.clip_scale, want.clip_scale)),
+          text);
+}
+
+/* Exports parameter `param`, tensor `tensor` of the model, to all. Collective. */
+inline void compare_weight(mfsdp_runtime *runtime, const Rank &rank, const Job &job, int32_t param,
+                           int32_t tensor, const Expected::After &after, int64_t step) {
+  const ref::Tensor &t = job.model.at(tensor);
+  std::vector<float> got(static_cast<std::size_t>(t.numel()));
+  require(mfsdp_param_export(runtime, param, -1, got.data()) == MFSDP_OK,
+          std::string("export: ") + mfsdp_context_error(&rank.context)->message);
+  const std::string wrong =
+      difference(t.name + " after step " + std::to_string(step), got.data(),
+                 after.weights[static_cast<std::size_t>(tensor)].data(), t.numel());
+  require(wrong.empty(), wrong);
+}
+
+/* A piece of this rank that has states, and its tensor of the model. */
+struct OwnPiece {
+  const mfsdp_piece *piece;
+  int32_t tensor;
+};
+
+/* The state table against whole-tensor state; every trainable piece of this rank must be there. */
+inline void compare_states(const mfsdp_runtime *runtime, const Job &job,
+                           const std::vector<OwnPiece> &own, const Expected::After &after) {
+  int32_t state_count = 0, expected_count = 0;
+  const mfsdp_optimizer_state *states =
+      mfsdp_optimizer_states(mfsdp_runtime_optimizer(runtime), &state_count);
+  const auto is_muon = [&](const OwnPiece &p) {
+    return job.options.groups[static_cast<std::size_t>(job.model.at(p.tensor).group)].muon;
+  };
+  for (const OwnPiece &p : own)
+    expected_count += is_muon(p) ? 1 : 2;
+  require(state_count == expected_count, "the state table has " + std::to_string(state_count) +
+                                             " entries, needs " + std::to_string(expected_count));
+  for (int32_t i = 0; i < state_count; ++i) {
+    const OwnPiece &p = own.at(static_cast<std::size_t>(states[i].tensor));
+    const std::size_t tensor = static_cast<std::size_t>(p.tensor);
+    const std::string name = states[i].name;
+    require(name == "momentum" ? is_muon(p)
+                               : !is_muon(p) && (name == "exp_avg" || name == "exp_avg_sq"),
+            "state " + name + " of a tensor of the other algorithm");
+    require(states[i].count == p.piece->count, "the count of a state");
+    const std::vector<float> &want =
+        name == "exp_avg_sq" ? after.state1[tensor] : after.state0[tensor];
+    const std::string wrong = difference(name + " of " + job.model.at(p.tensor).name,
+                                         static_cast<const float *>(states[i].data),
+                                         want.data() + p.piece->first, p.piece->count);
+    require(wrong.empty(), wrong);
+  }
+}
+
 /* ---- one rank ---- */
 
 class Trainer {
@@ -292,21 +471,7 @@ public:
     desc.groups = &group;
     desc.group_count = 1;
     desc.optimizer = &optimizer;
-    desc.compute_queue = job_->on_queue ? rank_->queue : nullptr;
-    desc.active_units = job_->active_units;
-    desc.active_grads = job_->active_grads;
-    desc.max_micro_batches = job_->max_micro_batches;
-    desc.clip_norm = job_->options.clip_norm;
-    desc.missing = job_->options.missing_is_zero ? MFSDP_MISSING_ZEROS : MFSDP_MISSING_SKIP;
-    desc.chunk_nbytes = job_->chunk_nbytes;
-    desc.weighted = job_->script.weight != nullptr;
-    desc.local_accumulation = job_->options.local_world > 0;
-    desc.loss_scale.initial = job_->options.loss_scale.initial;
-    desc.loss_scale.growth = job_->options.loss_scale.growth;
-    desc.loss_scale.backoff = job_->options.loss_scale.backoff;
-    desc.loss_scale.largest = job_->options.loss_scale.largest;
-    desc.loss_scale.growth_interval = job_->options.loss_scale.growth_interval;
-    if (job_->tune) job_->tune(&desc);
+    set_options(*job_, *rank_, &desc);
     if (change) change(&desc, &group, &optimizer, groups.data());
     return mfsdp_runtime_create(&rank_->context, &desc, &runtime);
   }
@@ -316,13 +481,7 @@ public:
   }
 
   mfsdp_step_desc step_desc(int64_t step) const {
-    const int64_t blocks = static_cast<int64_t>(micro_batches_) * rank_->world;
-    const ref::OracleStep want = Expected::step_desc(blocks, step);
-    mfsdp_step_desc desc = mfsdp_step_desc_default();
-    desc.micro_batch_count = micro_batches_;
-    desc.grad_weight = want.grad_weight;
-    desc.lr_factor = want.lr_factor;
-    return desc;
+    return step_desc_of(micro_batches_, rank_->world, step);
   }
   mfsdp_status begin(int64_t step) {
     const mfsdp_step_desc desc = step_desc(step);
@@ -367,18 +526,17 @@ public:
   /* Collective: exports everything. Throws what is not the oracle's. */
   void compare(const Expected &expected, int64_t step) {
     const Expected::After &after = expected.after(step);
-    compare_verdict(after.verdict);
-    for (int32_t i = 0; i < job_->model.count(); ++i) {
-      std::vector<float> got(static_cast<std::size_t>(job_->model.at(i).numel()));
-      require(mfsdp_param_export(runtime, i, -1, got.data()) == MFSDP_OK,
-              std::string("export: ") + mfsdp_context_error(&rank_->context)->message);
-      const std::string where = job_->model.at(i).name + " after step " + std::to_string(step);
-      const std::string wrong =
-          difference(where, got.data(), after.weights[static_cast<std::size_t>(i)].data(),
-                     job_->model.at(i).numel());
-      require(wrong.empty(), wrong);
-    }
-    compare_states(after);
+    std::vector<OwnPiece> own;
+    int32_t count = 0;
+    const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+    compare_verdict(verdict, after.verdict);
+    for (int32_t i = 0; i < job_->model.count(); ++i)
+      compare_weight(runtime, *rank_, *job_, i, i, after, step);
+    for (int32_t i = 0; i < count; ++i)
+      if (pieces[i].owner == rank_->rank &&
+          job_->model.at(pieces[i].param).role != ref::Role::kFrozen)
+        own.push_back({&pieces[i], pieces[i].param});
+    compare_states(runtime, *job_, own, after);
   }
 
   /* Of all parameters as every rank sees them. Collective. */
@@ -398,128 +556,30 @@ public:
     return status;
   }
 
-private:
-  struct Task {
-    const Job *job;
-    int64_t step, block;
-    int32_t use;
-    ref::Sample sample;
-    const void *weight;
-    void *grad;
-    float scale;
-  };
-  static mfsdp_status run_task(void *argument, mfsdp_error *error) {
-    const Task *t = static_cast<const Task *>(argument);
-    const ref::Tensor &tensor = t->job->model.at(t->use);
-    (void)error;
-    if (tensor.compute != MFSDP_F32 || tensor.grad != MFSDP_F32) return run_narrow_task(t, tensor);
-    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample,
-                            static_cast<const float *>(t->weight), tensor.numel(),
-                            static_cast<float *>(t->grad), t->scale);
-    return MFSDP_OK;
-  }
-  /* The same by way of fp32 copies. */
-  static mfsdp_status run_narrow_task(const Task *t, const ref::Tensor &tensor) {
-    std::vector<float> weight, grad;
-    for (int64_t i = 0; i < tensor.numel(); ++i) {
-      weight.push_back(static_cast<float>(mfsdp_element_get(t->weight, tensor.compute, i)));
-      grad.push_back(static_cast<float>(mfsdp_element_get(t->grad, tensor.grad, i)));
-    }
-    ref::synthetic_backward(t->job->model.seed, t->step, t->block, t->use, t->sample, weight.data(),
-                            tensor.numel(), grad.data(), t->scale);
-    for (int64_t i = 0; i < tensor.numel(); ++i)
-      mfsdp_element_set(t->grad, tensor.grad, i,
-                        static_cast<double>(grad[static_cast<std::size_t>(i)]));
-    return MFSDP_OK;
-  }
-
-public:
   /* Backward of one tensor of an acquired unit whose gradients are open. */
   mfsdp_status compute(int64_t step, int32_t micro, int64_t block, int32_t use) {
     const ref::Sample sample = job_->script.sample_of(step, block, use);
-    Task *task = &tasks_[static_cast<std::size_t>(micro * job_->model.count() + use)];
+    Backward *task = &tasks_[static_cast<std::size_t>(micro * job_->model.count() + use)];
     if (job_->model.at(use).role == ref::Role::kFrozen) {
       require(mfsdp_unit_grad(runtime, use) == nullptr, "a frozen tensor has a gradient");
       return MFSDP_OK;
     }
     if (sample == ref::Sample::kAbsent) return mfsdp_grad_absent(runtime, use);
     task->job = job_;
+    task->rank = rank_->rank;
     task->step = step;
     task->block = block;
     task->use = use;
     task->sample = sample;
-    task->weight = mfsdp_unit_param(runtime, use);
-    task->grad = mfsdp_unit_grad(runtime, use);
-    task->scale = static_cast<float>(mfsdp_runtime_loss_scale(runtime));
-    require((task->weight != nullptr && task->grad != nullptr) || job_->model.at(use).numel() == 0,
-            "no address for a tensor in use");
-    if (!job_->on_queue) return run_task(task, nullptr);
-    return backend->ops->queue_call(backend->self, rank_->queue, run_task, task);
+    return task->compute(runtime, use, backend, rank_->queue);
   }
 
 private:
-  void compare_verdict(const ref::OracleVerdict &want) {
-    char text[500];
-    std::snprintf(
-        text, sizeof(text),
-        "verdict: step %lld applied %lld norm %.17g clip %.17g mean %.17g skipped %d weights "
-        "%.17g loss scale %.17g; the oracle: %lld %lld %.17g %.17g %.17g %d %.17g %.17g",
-        static_cast<long long>(verdict.step), static_cast<long long>(verdict.applied_steps),
-        verdict.grad_norm, verdict.clip_scale, verdict.value_mean, verdict.skipped,
-        verdict.weight_sum, verdict.loss_scale, static_cast<long long>(want.step),
-        static_cast<long long>(want.applied_steps), want.grad_norm, want.clip_scale,
-        want.value_mean, want.skipped ? 1 : 0, want.weight_sum, want.loss_scale);
-    /* A skipped step's norm is a NaN or infinity, whose sign and payload nobody promises. */
-    require(verdict.step == want.step && verdict.applied_steps == want.applied_steps &&
-                (verdict.skipped != 0) == want.skipped &&
-                same_value(verdict.value_mean, want.value_mean) &&
-                same_bits(verdict.weight_sum, want.weight_sum) &&
-                same_bits(verdict.loss_scale, want.loss_scale) &&
-                (want.skipped ? !std::isfinite(verdict.grad_norm)
-                              : same_bits(verdict.grad_norm, want.grad_norm) &&
-                                    same_bits(verdict.clip_scale, want.clip_scale)),
-            text);
-  }
-
-  /* The state table against whole-tensor state; every trainable piece of this rank must be there.
-   */
-  void compare_states(const Expected::After &after) {
-    int32_t piece_count = 0, state_count = 0, expected_count = 0;
-    const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &piece_count);
-    const mfsdp_optimizer_state *states =
-        mfsdp_optimizer_states(mfsdp_runtime_optimizer(runtime), &state_count);
-    std::vector<const mfsdp_piece *> own;
-    for (int32_t i = 0; i < piece_count; ++i) {
-      const ref::Tensor &t = job_->model.at(pieces[i].param);
-      if (pieces[i].owner != rank_->rank || t.role == ref::Role::kFrozen) continue;
-      own.push_back(&pieces[i]);
-      expected_count += job_->options.groups[static_cast<std::size_t>(t.group)].muon ? 1 : 2;
-    }
-    require(state_count == expected_count, "the state table has " + std::to_string(state_count) +
-                                               " entries, needs " + std::to_string(expected_count));
-    for (int32_t i = 0; i < state_count; ++i) {
-      const mfsdp_piece *piece = own.at(static_cast<std::size_t>(states[i].tensor));
-      const std::size_t tensor = static_cast<std::size_t>(piece->param);
-      const std::string name = states[i].name;
-      const bool muon =
-          job_->options.groups[static_cast<std::size_t>(job_->model.at(piece->param).group)].muon;
-      require(name == "momentum" ? muon : !muon && (name == "exp_avg" || name == "exp_avg_sq"),
-              "state " + name + " of a tensor of the other algorithm");
-      require(states[i].count == piece->count, "the count of a state");
-      const std::vector<float> &want =
-          name == "exp_avg_sq" ? after.state1[tensor] : after.state0[tensor];
-      const std::string wrong = difference(name + " of " + job_->model.at(piece->param).name,
-                                           static_cast<const float *>(states[i].data),
-                                           want.data() + piece->first, piece->count);
-      require(wrong.empty(), wrong);
-    }
-  }
-
   Rank *rank_;
   const Job *job_;
   int32_t micro_batches_;
   std::vector<std::vector<int32_t>> unit_tensors_;
-  std::vector<Task> tasks_;
+  std::vector<Backward> tasks_;
 };
 
 inline RanksOptions ranks_of(const Job &job, int32_t world) {
