@@ -217,10 +217,12 @@ static int apply_one(const plan_rule *rule, int64_t number, const char *path, co
   if (!compute_of(t->dtype, &compute))
     return plan_fail(error, "%s is %s, which no optimizer updates: give it a rule with role skip",
                      where, t->dtype);
-  if (rule->unit_kind == PLAN_UNIT_BLOCK) unit += number + 1;
-  if (number > MFSDP_PLAN_MAX_UNIT || unit > MFSDP_PLAN_MAX_UNIT)
-    return plan_fail(error, "%s: unit %lld of rule '%s' is past %d", where, (long long)unit,
-                     rule->pattern, MFSDP_PLAN_MAX_UNIT);
+  /* A number of up to 63 bits stands in the name; rule->unit alone is in range. */
+  if (rule->unit_kind == PLAN_UNIT_BLOCK && number <= MFSDP_PLAN_MAX_UNIT) unit += number + 1;
+  if (rule->unit_kind == PLAN_UNIT_BLOCK &&
+      (number > MFSDP_PLAN_MAX_UNIT || unit > MFSDP_PLAN_MAX_UNIT))
+    return plan_fail(error, "%s: block %lld of rule '%s' has a unit past %d", where,
+                     (long long)number, rule->pattern, MFSDP_PLAN_MAX_UNIT);
   p = plan_params_add(params, t->name, error);
   if (!p) return PLAN_USAGE_ERROR;
   plan_dtype_set(p, compute);

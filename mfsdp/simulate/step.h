@@ -125,6 +125,7 @@ MFSDP_API mfsdp_status mfsdp__sim_units(mfsdp__sim *sim, mfsdp_layout_kind kind,
   for (unit = 0; unit < mfsdp_plan_unit_count(plan); ++unit) {
     const int64_t element_nbytes = mfsdp__sim_unit_element_nbytes(sim, unit, kind);
     double one = 0.0;
+    if (mfsdp_plan_unit_payload(plan, unit, kind) == 0) continue; /* numbers may have gaps */
     if (!mfsdp__sim_owned(sim)) {
       MFSDP_TRY(mfsdp__sim_slices(sim, mfsdp_plan_unit_payload(plan, unit, kind), element_nbytes,
                                   is_reduce, us, sliced));

@@ -125,9 +125,14 @@ TEST(PlanRules, NothingIsGuessed) {
 }
 
 TEST(PlanRules, ABlockNumberPastTheLimit) {
-  const Applied a({"model.layers.1048575.self_attn.q_proj.weight"});
-  EXPECT_EQ(a.status, PLAN_USAGE_ERROR);
-  EXPECT_NE(std::string(a.error.text).find("past 1048575"), std::string::npos) << a.error.text;
+  for (const char *number : {"1048575", "9223372036854775807"}) {
+    const std::string name = std::string("model.layers.") + number + ".self_attn.q_proj.weight";
+    const Applied a({name.c_str()});
+    EXPECT_EQ(a.status, PLAN_USAGE_ERROR);
+    EXPECT_NE(std::string(a.error.text).find(std::string("block ") + number), std::string::npos)
+        << a.error.text;
+    EXPECT_NE(std::string(a.error.text).find("past 1048575"), std::string::npos) << a.error.text;
+  }
 }
 
 } // namespace
