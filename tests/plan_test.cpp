@@ -806,8 +806,18 @@ TEST(PlanHash, CapsAndNodesCount) {
     ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
     EXPECT_EQ(rig.pieces()[0].owner, 0);
     hashes.insert(mfsdp_plan_hash(rig.plan));
+    PlanRig plain;
+    ASSERT_EQ(plain.create(p.desc(2, MFSDP_PLANNER_BALANCED)), MFSDP_OK);
+    for (int32_t k = 0; mfsdp_plan_setting_name(k) != nullptr; ++k)
+      EXPECT_EQ(mfsdp_plan_setting_hash(rig.plan, k) != mfsdp_plan_setting_hash(plain.plan, k),
+                change > 0 && k == (change < 4 ? change + 1 : 5))
+          << mfsdp_plan_setting_name(k) << " after change " << change;
   }
   EXPECT_EQ(hashes.size(), 6u);
+  EXPECT_STREQ(mfsdp_plan_setting_name(4), "caps.max_owners");
+  EXPECT_STREQ(mfsdp_plan_setting_name(5), "node_of_rank");
+  EXPECT_EQ(mfsdp_plan_setting_name(6), nullptr);
+  EXPECT_EQ(mfsdp_plan_setting_name(-1), nullptr);
 }
 
 /* Parameters in another order on one rank: the first that differs can be named. */
@@ -1252,6 +1262,21 @@ TEST(PlanMemory, ManyTensorsOnManyRanks) {
   rig.drop();
   ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
   EXPECT_LT(rig.memory.peak_nbytes(), std::size_t{100} << 20);
+}
+
+/* Very many tails on very many ranks: each alone would be cut into 1,024 parts. Now all together are
+ * about 2^19 parts, and the ranks are level. */
+TEST(PlanMemory, ManyTailsOnManyRanks) {
+  Params p;
+  for (int32_t i = 0; i < 2000; ++i)
+    p.add("layer." + std::to_string(i), MFSDP_ROLE_ELEMENTWISE, i, {1024, 4096});
+  PlanRig rig;
+  ASSERT_EQ(rig.create(p.desc(16384)), MFSDP_OK) << rig.message();
+  EXPECT_LE(mfsdp_plan_piece_count(rig.plan), (1 << 19) + 2000);
+  EXPECT_LT(rig.memory.peak_nbytes(), std::size_t{128} << 20);
+  mfsdp_plan_summary s = mfsdp_plan_summary_default();
+  ASSERT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_OK);
+  EXPECT_LT(mfsdp_plan_spread_ratio(s.resident_nbytes, 16384), 1.05);
 }
 
 } // namespace

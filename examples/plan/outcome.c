@@ -135,10 +135,9 @@ void plan_question_print(const plan_question *q, FILE *f) {
 
 static void print_prediction(const plan_outcome *o, const plan_prediction *p, FILE *f) {
   const mfsdp_sim_result *r = &p->result;
-  const int ours = p->strategy == MFSDP_SIM_OWNER || p->strategy == MFSDP_SIM_ZERO1;
   char name[48], gather[24], reduce[24], optimizer[24], resident[24];
-  snprintf(name, sizeof name, "%s%s%s", mfsdp_sim_strategy_name(p->strategy), ours ? " " : "",
-           ours ? mfsdp_sim_algorithm_name(p->algorithm) : "");
+  snprintf(name, sizeof name, "%s %s", mfsdp_sim_strategy_name(p->strategy),
+           mfsdp_sim_algorithm_name(p->algorithm));
   fprintf(f, "  %-24s %10.2f %11.2f %10.2f %10.2f  %9s %9s %9s  %9s%s\n", name,
           r->optimizer_us * 1e-3, r->materialize_us * 1e-3, r->reduce_us * 1e-3, r->step_us * 1e-3,
           plan_bytes_text((double)r->materialize_nbytes.max, gather),
@@ -157,6 +156,8 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
           (unsigned long long)mfsdp_plan_hash(o->plan));
   fprintf(f, "  gamma, largest owner of a unit over an even share: max %.3f, mean %.3f\n",
           s->gamma_max, s->gamma_mean);
+  fprintf(f, "  nodes that own a matrix of a unit, of those that could: mean %.3f, least %.3f\n",
+          s->node_spread_mean, s->node_spread_min);
   fprintf(f, "  max over mean of ranks: compute %.3f, resident bytes %.3f, wire (direct) %.3f\n",
           mfsdp_plan_spread_ratio(s->cost, s->world),
           mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
@@ -172,12 +173,15 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
           s->resident_nbytes_bound > 0
               ? (double)s->resident_nbytes.max / (double)s->resident_nbytes_bound
               : 1.0);
-  fprintf(f, "  %-24s %10s %11s %10s %10s  %9s %9s %9s  %9s\n", "predicted", "optimizer",
+  fprintf(f, "  %-24s %10s %11s %10s %10s  %9s %9s %9s  %9s\n", "strategy, collective", "optimizer",
           "materialize", "reduce", "step", "gather", "reduce", "optimizer", "resident");
   fprintf(f, "  %-24s %10s %11s %10s %10s  %29s  %9s\n", "", "ms", "ms", "ms", "ms",
           "sent by the busiest rank", "max");
   for (int i = 0; i < PLAN_PREDICTIONS; ++i)
     print_prediction(o, &o->predictions[i], f);
+  fputs("  Slices of gather, sharded-products and all-to-all move by native, so compare them with\n"
+        "  matrixfsdp native; zero1-owner moves by --collective.\n",
+        f);
 }
 
 /* ---- JSON ---- */
@@ -211,7 +215,8 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             "\"matrices\":%d,\"gamma_max\":%.6g,\"gamma_mean\":%.6g,\"compute_imbalance\":%.6g,"
             "\"resident_imbalance\":%.6g,\"wire_imbalance\":%.6g,\"cost_max\":%lld,"
             "\"cost_bound\":%lld,\"bound\":\"%s\",\"cost_ratio\":%.6g,"
-            "\"resident_nbytes\":%lld,\"resident_nbytes_bound\":%lld,\"resident_bound\":\"%s\"",
+            "\"resident_nbytes\":%lld,\"resident_nbytes_bound\":%lld,\"resident_bound\":\"%s\","
+            "\"node_spread_mean\":%.6g,\"node_spread_min\":%.6g",
             (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
             (unsigned long long)mfsdp_plan_hash(o->plan), (int)s->unit_count, (int)s->matrix_count,
             s->gamma_max, s->gamma_mean, mfsdp_plan_spread_ratio(s->cost, s->world),
@@ -219,7 +224,7 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             mfsdp_plan_spread_ratio(s->sent, s->world), (long long)s->cost.max,
             (long long)s->cost_bound, mfsdp_plan_bound_name(s->bound), s->cost_ratio,
             (long long)s->resident_nbytes.max, (long long)s->resident_nbytes_bound,
-            mfsdp_plan_bound_name(s->resident_bound));
+            mfsdp_plan_bound_name(s->resident_bound), s->node_spread_mean, s->node_spread_min);
     fprintf(f,
             ",\"strategy\":\"%s\",\"collective\":\"%s\",\"materialize_us\":%.6g,\"reduce_us\":%.6g,"
             "\"optimizer_compute_us\":%.6g,\"optimizer_wire_us\":%.6g,\"optimizer_us\":%.6g,"

@@ -29,6 +29,7 @@ typedef struct mfsdp__report {
   mfsdp__keyed *bases;                      /* world */
   mfsdp__keyed *sorted;                     /* matrices */
   int64_t *prefix;                          /* matrices + 1 */
+  int32_t *mark;                            /* world, by node: last unit it was seen in, + 1 */
   int32_t matrix_count;
 } mfsdp__report;
 
@@ -76,6 +77,48 @@ MFSDP_API void mfsdp__report_units(const mfsdp_plan *plan, mfsdp_plan_summary *o
     if (report.gamma > out->gamma_max) out->gamma_max = report.gamma;
   }
   if (out->unit_count > 0) out->gamma_mean = sum / out->unit_count;
+}
+
+/* Nodes that own a matrix of `unit`; *matrices receives how many it has. */
+MFSDP_API int32_t mfsdp__report_nodes_of(mfsdp__report *report, int32_t unit, int32_t *matrices) {
+  const mfsdp_plan *plan = report->plan;
+  const int32_t first = plan->units[unit].piece_first;
+  int32_t nodes = 0, i;
+  *matrices = 0;
+  for (i = first; i < first + plan->units[unit].piece_count; ++i) {
+    const int32_t owner = plan->pieces[i].owner;
+    const int32_t node = plan->node_of_rank ? plan->node_of_rank[owner] : 0;
+    if (plan->pieces[i].matrix < 0) continue;
+    ++*matrices;
+    nodes += report->mark[node] != unit + 1;
+    report->mark[node] = unit + 1;
+  }
+  return nodes;
+}
+
+/* How widely the matrices of units are spread over nodes. */
+MFSDP_API void mfsdp__report_nodes(mfsdp__report *report, mfsdp_unit_report *units,
+                                   int32_t capacity) {
+  const mfsdp_plan *plan = report->plan;
+  mfsdp_plan_summary *out = report->out;
+  double sum = 0.0;
+  int32_t all = plan->node_of_rank ? 0 : 1, with_matrices = 0, u, r;
+  for (r = 0; plan->node_of_rank && r < plan->world; ++r) {
+    all += report->mark[plan->node_of_rank[r]] == 0;
+    report->mark[plan->node_of_rank[r]] = -1;
+  }
+  out->node_spread_min = out->node_spread_mean = 1.0;
+  for (u = 0; u < plan->unit_count; ++u) {
+    int32_t matrices;
+    const int32_t nodes = mfsdp__report_nodes_of(report, u, &matrices);
+    const double spread = matrices > 0 ? (double)nodes / (matrices < all ? matrices : all) : 1.0;
+    if (u < capacity) units[u].node_count = nodes;
+    if (matrices == 0) continue;
+    ++with_matrices;
+    sum += spread;
+    if (spread < out->node_spread_min) out->node_spread_min = spread;
+  }
+  if (with_matrices > 0) out->node_spread_mean = sum / with_matrices;
 }
 
 /* What each rank holds and computes. */
@@ -129,13 +172,7 @@ MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
  * it on a rank: the arguments of plan/bound.h. */
 MFSDP_API mfsdp__bound mfsdp__report_prove(mfsdp__report *report, int by_nbytes) {
   const mfsdp_plan *plan = report->plan;
-  mfsdp__bound bound;
   int32_t i, n = 0;
-  for (i = 0; i < plan->world; ++i) {
-    report->bases[i].key = plan->base_load && !by_nbytes ? plan->base_load[i] : 0;
-    report->bases[i].id = i;
-  }
-  mfsdp__keyed_sort(report->bases, plan->world);
   for (i = 0; i < plan->piece_count; ++i) {
     const mfsdp_piece *piece = &plan->pieces[i];
     if (piece->matrix < 0) continue;
@@ -144,16 +181,8 @@ MFSDP_API mfsdp__bound mfsdp__report_prove(mfsdp__report *report, int by_nbytes)
                     : plan->costs[i]);
     report->sorted[n++].id = i;
   }
-  mfsdp__keyed_sort(report->sorted, n);
-  for (i = 0; i < n; ++i)
-    report->prefix[i + 1] = report->prefix[i] - report->sorted[i].key;
-  memset(&bound, 0, sizeof(bound));
-  bound.sorted = report->sorted;
-  bound.prefix = report->prefix;
-  bound.count = n;
-  bound.world = plan->world;
-  mfsdp__bound_run(&bound, report->bases);
-  return bound;
+  return mfsdp__bound_prove(report->sorted, report->prefix, n, by_nbytes ? NULL : plan->base_load,
+                            report->bases, plan->world);
 }
 
 /* Cost: matrices alone. Bytes: matrices whole, and the tails fill what is left. */
@@ -171,7 +200,8 @@ MFSDP_API void mfsdp__report_bounds(mfsdp__report *report) {
   out->resident_bound = bound.kind;
 }
 
-MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report) {
+MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report, mfsdp_unit_report *units,
+                                         int32_t capacity) {
   mfsdp_context *context = report->context;
   const int32_t world = report->plan->world;
   mfsdp_plan_summary *out = report->out;
@@ -183,6 +213,8 @@ MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report) {
   MFSDP__PLAN_ALLOC(context, report->sorted, report->matrix_count, "plan report: order");
   MFSDP__PLAN_ALLOC(context, report->prefix, (int64_t)report->matrix_count + 1,
                     "plan report: sums");
+  MFSDP__PLAN_ALLOC(context, report->mark, world, "plan report: nodes");
+  mfsdp__report_nodes(report, units, capacity);
   mfsdp__report_ranks(report);
   MFSDP_TRY(mfsdp__report_sent(report));
   mfsdp__report_bounds(report);
@@ -223,7 +255,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   summary->matrix_count = report.matrix_count;
   summary->piece_count = plan->piece_count;
   mfsdp__report_units(plan, summary, units, unit_capacity);
-  status = mfsdp__report_run(&report);
+  status = mfsdp__report_run(&report, units, unit_capacity);
   MFSDP__PLAN_FREE(context, report.cost, plan->world);
   MFSDP__PLAN_FREE(context, report.resident, plan->world);
   MFSDP__PLAN_FREE(context, report.nbytes, plan->world);
@@ -231,6 +263,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   MFSDP__PLAN_FREE(context, report.bases, plan->world);
   MFSDP__PLAN_FREE(context, report.sorted, report.matrix_count);
   MFSDP__PLAN_FREE(context, report.prefix, (int64_t)report.matrix_count + 1);
+  MFSDP__PLAN_FREE(context, report.mark, plan->world);
   return status;
 }
 

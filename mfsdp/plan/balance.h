@@ -14,6 +14,8 @@
  *   6. If the fullest rank stays more than 1/MFSDP__BALANCE_GAIN of the level above it: the same
  * while no rank passes the proven bound on cost by more than 1/MFSDP__BALANCE_SLACK; undone unless
  *      the fullest rank loses at least such a part by it. Little time for much memory.
+ *   7. Equal matrices of two units change places where that spreads a unit over more nodes
+ *      (plan/nodes.h).
  * Integers only; the work is limited by a count of steps, never by time.
  * Private to the plan.
  * Does not: place tails (plan/place.h does).
@@ -24,6 +26,7 @@
 
 #include "bound.h"
 #include "exact.h"
+#include "nodes.h"
 
 /* List entries that one search may visit: about half a second. */
 #define MFSDP__BALANCE_WORK (INT64_C(1) << 26)
@@ -136,29 +139,16 @@ MFSDP_API void mfsdp__balance_ranks(mfsdp__balance *balance) {
 MFSDP_API void mfsdp__balance_bound(mfsdp__balance *balance) {
   mfsdp__build *build = balance->search.build;
   const mfsdp_plan *plan = build->plan;
-  mfsdp__bound bound;
   int32_t i;
-  memset(&bound, 0, sizeof(bound));
   for (i = 0; i < build->matrix_count; ++i) {
     build->items[i].key = -build->cost[i];
     build->items[i].id = i;
   }
-  mfsdp__keyed_sort(build->items, build->matrix_count);
-  for (i = 0; i < build->matrix_count; ++i) {
+  balance->bound = mfsdp__bound_prove(build->items, balance->prefix, build->matrix_count,
+                                      plan->base_load, build->heap, plan->world)
+                       .value;
+  for (i = 0; i < build->matrix_count; ++i)
     balance->sorted[i] = build->items[i].id;
-    balance->prefix[i + 1] = balance->prefix[i] - build->items[i].key;
-  }
-  for (i = 0; i < plan->world; ++i) {
-    build->heap[i].key = plan->base_load ? plan->base_load[i] : 0;
-    build->heap[i].id = i;
-  }
-  mfsdp__keyed_sort(build->heap, plan->world);
-  bound.sorted = build->items;
-  bound.prefix = balance->prefix;
-  bound.count = build->matrix_count;
-  bound.world = plan->world;
-  mfsdp__bound_run(&bound, build->heap);
-  balance->bound = bound.value;
 }
 
 /* ---- start ---- */
@@ -320,6 +310,8 @@ MFSDP_API void mfsdp__balance_run(mfsdp__balance *balance) {
   mfsdp__balance_level(search, MFSDP__BY_NBYTES, balance->level);
   if (search->order[search->build->plan->world - 1].key > balance->level)
     mfsdp__balance_trade(balance);
+  search->work = MFSDP__BALANCE_WORK;
+  mfsdp__nodes_run(search, search->build->items);
 }
 
 /* Fills build->owner. */

@@ -2,8 +2,8 @@
 /*
  * plan/bound.h - what no plan can beat: lower bounds on the largest load.
  *
- *   mfsdp__bound bound;                       // least, rank_count, cost_count set; see below
- *   mfsdp__bound_run(&bound, bases, volume);  // bound.value, bound.kind
+ *   bound = mfsdp__bound_prove(items, prefix, count, base_load, bases, world);
+ *   // bound.value, bound.kind
  *
  * Four arguments, each valid for every assignment of whole items to ranks that start from base
  * loads:
@@ -196,6 +196,32 @@ MFSDP_API void mfsdp__bound_run(mfsdp__bound *bound, const mfsdp__keyed *bases) 
     mfsdp__bound_raise(bound, bound->least + prefix[k * world + 1] - prefix[k * world - k],
                        MFSDP_BOUND_PIGEONHOLE);
   mfsdp__bound_divisibility(bound);
+}
+
+/*
+ * Sorts `items` (count; key: -cost), fills prefix (count + 1, the first entry 0 already) and `bases`
+ * (world) from base_load (NULL: none), and proves. The bound points to items and prefix.
+ */
+MFSDP_API mfsdp__bound mfsdp__bound_prove(mfsdp__keyed *items, int64_t *prefix, int32_t count,
+                                          const int64_t *base_load, mfsdp__keyed *bases,
+                                          int32_t world) {
+  mfsdp__bound bound;
+  int32_t i;
+  mfsdp__keyed_sort(items, count);
+  for (i = 0; i < count; ++i)
+    prefix[i + 1] = prefix[i] - items[i].key;
+  for (i = 0; i < world; ++i) {
+    bases[i].key = base_load ? base_load[i] : 0;
+    bases[i].id = i;
+  }
+  mfsdp__keyed_sort(bases, world);
+  memset(&bound, 0, sizeof(bound));
+  bound.sorted = items;
+  bound.prefix = prefix;
+  bound.count = count;
+  bound.world = world;
+  mfsdp__bound_run(&bound, bases);
+  return bound;
 }
 
 #endif /* MFSDP_PLAN_BOUND_H */

@@ -38,6 +38,7 @@ typedef struct mfsdp__build {
   mfsdp_plan *plan; /* NULL until all checks have passed */
   int32_t unit_count, matrix_count;
   int64_t run_capacity, element_count;
+  int64_t tail_wishes; /* sum of mfsdp__tail_wish over the units */
   size_t name_nbytes, part_row_count, slot_count, item_count;
   int32_t *slots;              /* slot_count: the name table; the plan takes it over */
   int32_t *owner_of;           /* param_count: alias resolution */

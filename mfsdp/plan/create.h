@@ -180,10 +180,14 @@ MFSDP_API void mfsdp__build_runs(mfsdp__build *build) {
   int64_t room = 0, elements, nbytes;
   int32_t u;
   for (u = 0; u < build->unit_count; ++u) {
+    mfsdp__tail_size(plan, u, &elements, &nbytes);
+    build->tail_wishes += mfsdp__tail_wish(elements, plan->world);
+  }
+  for (u = 0; u < build->unit_count; ++u) {
     build->run_first[u] = room;
     mfsdp__tail_size(plan, u, &elements, &nbytes);
     if (elements > 0)
-      room += plan->units[u].param_count + (int64_t)mfsdp__tail_width(elements, plan->world);
+      room += plan->units[u].param_count + (int64_t)mfsdp__tail_width(build, elements);
   }
   build->run_first[build->unit_count] = room;
   build->run_capacity = room;
@@ -266,8 +270,9 @@ MFSDP_API mfsdp_status mfsdp__build_run(mfsdp__build *build) {
  * names the limit; E_MEMORY. On failure *out is NULL and nothing is held. Everything that desc
  * points to is copied. Complete on return; the same bytes on every rank.
  * Time O(n log n + world log world) for n parameters, matrices and runs, and no table of
- * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks.
- * BALANCED adds up to four searches of MFSDP__BALANCE_WORK steps, half a second each; its caps may
+ * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks, unless
+ * there are so many that MFSDP__TAIL_PARTS limits them.
+ * BALANCED adds up to five searches of MFSDP__BALANCE_WORK steps, half a second each; its caps may
  * make it try all ranks for each matrix.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_create(mfsdp_context *context,

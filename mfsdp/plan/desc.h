@@ -231,6 +231,7 @@ typedef struct mfsdp_plan_spread {
 
 typedef struct mfsdp_unit_report {
   int32_t unit, owner_count; /* ranks with a non-empty segment */
+  int32_t node_count;        /* nodes that own a matrix of it */
   int64_t payload;           /* elements of the unit, without padding */
   int64_t max_segment;       /* the largest payload that one rank owns */
   double gamma;              /* max_segment / (payload / world); 0 for an empty unit */
@@ -248,8 +249,11 @@ typedef struct mfsdp_plan_summary {
   size_t struct_nbytes;
   int32_t world, unit_count, matrix_count, piece_count; /* non-empty units and matrices */
   double gamma_max, gamma_mean;                         /* over non-empty units; mean unweighted */
-  mfsdp_plan_spread cost;                               /* base_load included */
-  mfsdp_plan_spread resident;                           /* owned elements, padding included */
+  /* node_count of a unit over the most that it could be, the smaller of its matrices and the nodes:
+   * 1 is the widest spread. Over units with matrices, mean unweighted; 1 without any. */
+  double node_spread_min, node_spread_mean;
+  mfsdp_plan_spread cost;            /* base_load included */
+  mfsdp_plan_spread resident;        /* owned elements, padding included */
   mfsdp_plan_spread resident_nbytes; /* the same by mfsdp_param_resident_nbytes */
   mfsdp_plan_spread sent;            /* payload elements of one DIRECT gather and reduce per unit */
   int64_t cost_bound;                /* no plan of these matrices has a smaller cost.max */

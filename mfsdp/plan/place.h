@@ -8,7 +8,8 @@
  *   1. T is the level that all tails together would fill the ranks to, over their matrices.
  *   2. The tails are taken by (larger bytes, then unit), so that small ones mend what is left.
  *   3. A tail of n elements goes to the ranks furthest below T (ties: lower rank): at most
- *      min(world, ceil(n / 4096)) of them, and no more than it takes to hold it below T in at
+ *      w = min(world, ceil(n / 4096)) of them (where the w of all tails sum past
+ *      MFSDP__TAIL_PARTS, a part of each in proportion), and no more than it takes to hold it below T in at
  *      least ceil(n / m) parts, m the largest matrix of the unit (without one: as many as
  *      possible). Ranks at or above T are left out unless none is below.
  *   4. The line is cut among them in rank order, in proportion to how far each is below T (where
@@ -25,6 +26,10 @@
 
 #include "../cost.h"
 #include "balance.h"
+
+/* Parts of all tails together, about: a plan of very many tails on very many ranks must stay small,
+ * and with so many of them each needs few ranks to level all. */
+#define MFSDP__TAIL_PARTS (INT64_C(1) << 19)
 
 /* ---- matrices ---- */
 
@@ -189,10 +194,18 @@ MFSDP_API int64_t mfsdp__unit_largest(const mfsdp_plan *plan, int32_t unit) {
   return largest;
 }
 
-/* How many ranks a tail of so many elements is spread over at most. */
-MFSDP_API int32_t mfsdp__tail_width(int64_t elements, int32_t world) {
+/* How many ranks a tail of so many elements would be spread over at most, if it were the only one. */
+MFSDP_API int32_t mfsdp__tail_wish(int64_t elements, int32_t world) {
   const int64_t blocks = elements / 4096 + (elements % 4096 != 0);
   return blocks < world ? (int32_t)blocks : world;
+}
+
+/* How many it is: its part of MFSDP__TAIL_PARTS where the wishes of all pass that, at least 1. */
+MFSDP_API int32_t mfsdp__tail_width(const mfsdp__build *build, int64_t elements) {
+  const int64_t wish = mfsdp__tail_wish(elements, build->plan->world);
+  const int64_t wishes = build->tail_wishes;
+  const int64_t part = wishes > MFSDP__TAIL_PARTS ? wish * MFSDP__TAIL_PARTS / wishes : wish;
+  return part > 0 ? (int32_t)part : 1;
 }
 
 /* What the matrices keep resident, by rank. */
@@ -282,7 +295,7 @@ MFSDP_API void mfsdp__tail_cut(mfsdp__build *build, mfsdp__tail *tail, int32_t r
 MFSDP_API int32_t mfsdp__tail_pick(mfsdp__build *build, int32_t unit, int64_t elements,
                                    int64_t nbytes, int64_t level, int64_t *sum) {
   const int32_t world = build->plan->world;
-  const int32_t width = mfsdp__tail_width(elements, world);
+  const int32_t width = mfsdp__tail_width(build, elements);
   const int64_t largest = mfsdp__unit_largest(build->plan, unit);
   const int64_t parts = largest > 4096 ? (elements + largest - 1) / largest : width;
   int32_t picked = 0, j;
@@ -365,7 +378,7 @@ MFSDP_API int64_t mfsdp__tail_rooms(mfsdp__build *build, int32_t unit, int64_t e
  */
 MFSDP_API int32_t mfsdp__tail_pick_capped(mfsdp__build *build, int32_t unit, int64_t elements,
                                           int64_t nbytes, int64_t level, int64_t *sum) {
-  const int32_t world = build->plan->world, width = mfsdp__tail_width(elements, world);
+  const int32_t world = build->plan->world, width = mfsdp__tail_width(build, elements);
   int64_t spare = build->desc->caps.max_owners - mfsdp__tail_owned(build, unit, 0), limits = 0;
   int32_t picked = 0, skipped = 0, j; /* skipped entries gather at the end of build->picked */
   *sum = 0;

@@ -118,6 +118,31 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
     mfsdp__sink_param(sink, plan, i);
 }
 
+/*
+ * What a plan is made with beside its parameters. "planner", "residency", the caps and
+ * "node_of_rank": NULL behind the last.
+ */
+MFSDP_API const char *mfsdp_plan_setting_name(int32_t setting) {
+  static const char *const names[6] = {
+      "planner",         "residency",   "caps.max_resident_nbytes", "caps.max_gamma_permille",
+      "caps.max_owners", "node_of_rank"};
+  return setting >= 0 && setting < 6 ? names[setting] : NULL;
+}
+
+/* Hash of one of them: the first that differs between ranks is the one to name. 0 out of range. */
+MFSDP_API uint64_t mfsdp_plan_setting_hash(const mfsdp_plan *plan, int32_t setting) {
+  const int64_t values[5] = {(int64_t)plan->planner, (int64_t)plan->residency,
+                             plan->caps.max_resident_nbytes, plan->caps.max_gamma_permille,
+                             plan->caps.max_owners};
+  uint64_t hash = MFSDP_HASH_SEED;
+  size_t i;
+  if (mfsdp_plan_setting_name(setting) == NULL) return 0;
+  if (setting < 5) return mfsdp_hash_u64(hash, (uint64_t)values[setting]);
+  for (i = 0; i < plan->node_count; ++i)
+    hash = mfsdp_hash_u64(hash, (uint64_t)plan->node_of_rank[i]);
+  return hash;
+}
+
 /* Hash of one parameter, its description and its pieces: the first parameter whose hash differs
  * between ranks is the one to name. 0 out of range. */
 MFSDP_API uint64_t mfsdp_plan_param_hash(const mfsdp_plan *plan, int32_t param) {

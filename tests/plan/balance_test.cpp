@@ -361,11 +361,79 @@ TEST(PlanBalance, OwnersOfAUnitLieOnManyNodes) {
   PlanRig rig;
   mfsdp_plan_desc desc = balanced(p, 32);
   ASSERT_EQ(rig.create(desc), MFSDP_OK);
-  const int64_t without = crowded(rig, nodes, 4), cost = report(&rig).cost.max;
+  const mfsdp_plan_summary plain = report(&rig);
+  EXPECT_GT(crowded(rig, nodes, 4), 10);
+  EXPECT_EQ(plain.node_spread_mean, 1.0) << "one node";
   desc.node_of_rank = nodes.data();
   ASSERT_EQ(rig.create(desc), MFSDP_OK);
-  EXPECT_LT(crowded(rig, nodes, 4) * 4, without);
-  EXPECT_EQ(report(&rig).cost.max, cost) << "a preference, not a cost";
+  const mfsdp_plan_summary spread = report(&rig);
+  EXPECT_EQ(crowded(rig, nodes, 4), 0);
+  EXPECT_EQ(spread.node_spread_min, 1.0);
+  EXPECT_EQ(spread.node_spread_mean, 1.0);
+  EXPECT_EQ(spread.cost.max, plain.cost.max) << "a preference, not a cost";
+  EXPECT_EQ(spread.resident_nbytes.max, plain.resident_nbytes.max);
+}
+
+/* Exchanges of equal matrices: what ranks hold stays, no rank gets more of a unit, and units lie on
+ * more nodes. The report counts as this test does. */
+TEST(PlanBalance, NodesChangeNoLoads) {
+  int64_t before = 0, after = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Draw draw(seed);
+    Params p;
+    const int32_t world = static_cast<int32_t>(draw.between(4, 24));
+    const int32_t ranks_each = static_cast<int32_t>(draw.between(2, 4));
+    for (int64_t k = draw.between(20, 90); k > 0; --k)
+      p.add("m" + std::to_string(k), MFSDP_ROLE_MATRIX, static_cast<int32_t>(k % 9),
+            {16 * draw.between(1, 3), 16 * draw.between(1, 3)});
+    std::vector<int32_t> apart, nodes;
+    for (int32_t r = 0; r < world; ++r)
+      nodes.push_back(r / ranks_each);
+    const int32_t node_count = nodes.back() + 1;
+    PlanRig rig;
+    mfsdp_plan_desc desc = balanced(p, world);
+    desc.node_of_rank = nodes.data();
+    std::vector<mfsdp_unit_report> units(9);
+    mfsdp_plan_summary s = mfsdp_plan_summary_default();
+    ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
+    ASSERT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, units.data(), 9), MFSDP_OK);
+    double sum = 0.0, least = 1.0;
+    for (int32_t u = 0; u < 9; ++u) {
+      std::set<int32_t> used;
+      int32_t matrices = 0;
+      for (const mfsdp_piece &piece : rig.pieces(u)) {
+        used.insert(nodes[static_cast<std::size_t>(piece.owner)]);
+        ++matrices;
+      }
+      const int32_t count = static_cast<int32_t>(used.size());
+      EXPECT_EQ(units[static_cast<std::size_t>(u)].node_count, count);
+      const double spread = static_cast<double>(count) / std::min(matrices, node_count);
+      sum += spread;
+      least = std::min(least, spread);
+    }
+    EXPECT_DOUBLE_EQ(s.node_spread_mean, sum / 9);
+    EXPECT_DOUBLE_EQ(s.node_spread_min, least);
+    after += crowded(rig, nodes, node_count);
+    std::vector<int64_t> with(static_cast<std::size_t>(world)), without(with);
+    ASSERT_EQ(mfsdp_plan_loads(&rig.context, rig.plan, with.data(), world), MFSDP_OK);
+    const int64_t most = s.resident_nbytes.max;
+    /* The same search, its result not exchanged: nodes of one rank, in the order that ties take. */
+    std::vector<int32_t> order;
+    for (int32_t k = 0; k < ranks_each; ++k)
+      for (int32_t r = k; r < world; r += ranks_each)
+        order.push_back(r);
+    apart.resize(static_cast<std::size_t>(world));
+    for (std::size_t k = 0; k < order.size(); ++k)
+      apart[static_cast<std::size_t>(order[k])] = static_cast<int32_t>(k);
+    desc.node_of_rank = apart.data();
+    ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
+    s = report(&rig);
+    ASSERT_EQ(mfsdp_plan_loads(&rig.context, rig.plan, without.data(), world), MFSDP_OK);
+    EXPECT_EQ(with, without) << "seed " << seed;
+    EXPECT_EQ(most, s.resident_nbytes.max) << "seed " << seed;
+    before += crowded(rig, nodes, node_count);
+  }
+  EXPECT_LT(after * 2, before); /* few of these random matrices have an equal one */
 }
 
 /* ---- determinism ---- */
