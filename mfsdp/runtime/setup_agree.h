@@ -3,8 +3,9 @@
  * runtime/setup_agree.h - agreement of all ranks on version, options, groups and plans, before
  * anything else happens. Part of runtime.h.
  *
- * Ranks compare inside each group and over its replicas; what one of them finds, all are told, so
- * that all return E_MISMATCH at the same point and may try again.
+ * First all ranks say whether they can use their own description: one that cannot says so to all,
+ * and nobody waits for it. Then ranks compare inside each group and over its replicas; what one of
+ * them finds, all are told, so that all return at the same point and may try again.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_SETUP_AGREE_H
@@ -213,7 +214,9 @@ MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp
 typedef struct mfsdp__outcome {
   uint64_t unit_hash; /* what decides, beside the calls, which units are gathered ahead and when */
   int32_t status;
-  char message[MFSDP__AGREE_PARAMS * 8 - 12];
+  int32_t culprit; /* over all ranks: who cannot use its own description; -1: ranks differ */
+  int32_t copy, copies;
+  char message[MFSDP__AGREE_PARAMS * 8 - 24];
 } mfsdp__outcome;
 
 /* 0 where there is nothing to agree on. */
@@ -260,6 +263,44 @@ MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_c
   return MFSDP_OK;
 }
 
+/* What the ranks of one copy said, in `all`: one that knows other replicas would not come to where
+ * the others go on, or meet there whom it should not. */
+MFSDP_API void mfsdp__outcome_compare_copies(int32_t world, const mfsdp__outcome *all,
+                                             mfsdp__outcome *own) {
+  int32_t r;
+  for (r = 1; r < world && own->status == MFSDP_OK; ++r) {
+    if (all[r].copy == all[0].copy && all[r].copies == all[0].copies) continue;
+    own->status = MFSDP_E_MISMATCH;
+    (void)snprintf(own->message, sizeof(own->message),
+                   "runtime: groups[0], ranks 0 and %d of a copy: one is replica %d of %d, the "
+                   "other %d of %d",
+                   (int)r, (int)all[0].copy, (int)all[0].copies, (int)all[r].copy,
+                   (int)all[r].copies);
+  }
+}
+
+/* Tells `own` to all ranks that `link` reaches, and takes in what they say. */
+MFSDP_API mfsdp_status mfsdp__outcome_tell(mfsdp_context *context, const mfsdp_group *link,
+                                           mfsdp__outcome *own, mfsdp__outcome *all) {
+  own->copy = link->replica ? link->replica->rank : 0;
+  own->copies = link->replica ? link->replica->world : 1;
+  MFSDP_TRY(mfsdp__outcome_fold(context, link->control, own, all));
+  mfsdp__outcome_compare_copies(link->control->world, all, own);
+  if (link->replica == NULL) return MFSDP_OK;
+  return mfsdp__outcome_fold(context, link->replica_control, own, all);
+}
+
+MFSDP_API mfsdp__outcome mfsdp__outcome_make(uint64_t unit_hash, mfsdp_status found,
+                                             const mfsdp_error *error) {
+  mfsdp__outcome own;
+  memset(&own, 0, sizeof(own));
+  own.unit_hash = unit_hash;
+  own.culprit = -1;
+  own.status = (int32_t)found;
+  if (found != MFSDP_OK) (void)snprintf(own.message, sizeof(own.message), "%.230s", error->message);
+  return own;
+}
+
 /*
  * Tells all ranks what this one found so far (`found`, with its message in the context) and returns
  * the same on all of them: MFSDP_OK, or a failure that all know of. *told = 1 then.
@@ -267,23 +308,108 @@ MFSDP_API mfsdp_status mfsdp__outcome_fold(mfsdp_context *context, const mfsdp_c
 MFSDP_API mfsdp_status mfsdp__agree_outcome(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             uint64_t unit_hash, mfsdp_status found, void *all,
                                             int *told) {
-  const mfsdp_group *first = &desc->groups[0];
   const mfsdp_error error = context->error;
-  mfsdp__outcome own;
-  memset(&own, 0, sizeof(own));
-  own.unit_hash = unit_hash;
-  own.status = (int32_t)found;
-  if (found != MFSDP_OK) (void)snprintf(own.message, sizeof(own.message), "%.230s", error.message);
-  MFSDP_TRY(mfsdp__outcome_fold(context, first->control, &own, (mfsdp__outcome *)all));
-  if (first->replica != NULL)
-    MFSDP_TRY(mfsdp__outcome_fold(context, first->replica_control, &own, (mfsdp__outcome *)all));
+  mfsdp__outcome own = mfsdp__outcome_make(unit_hash, found, &error);
+  MFSDP_TRY(mfsdp__outcome_tell(context, &desc->groups[0], &own, (mfsdp__outcome *)all));
   *told = 1;
   if (found != MFSDP_OK) {
     context->error = error; /* says more */
     return found;
   }
   if (own.status == MFSDP_OK) return MFSDP_OK;
-  return MFSDP_FAIL(context, (mfsdp_status)own.status, "%s", own.message);
+  if (own.culprit < 0) return MFSDP_FAIL(context, (mfsdp_status)own.status, "%s", own.message);
+  return MFSDP_FAIL_PEER(context, (mfsdp_status)own.status, own.culprit,
+                         "rank %d cannot use its description: %s", (int)own.culprit, own.message);
+}
+
+/* ---- a description that a rank cannot use ---- */
+
+/* No checks of transport.h here: those report, and what is wrong has been reported. */
+MFSDP_API int mfsdp__transport_is_known(const mfsdp_transport *transport) {
+  return transport != NULL && transport->struct_nbytes >= sizeof(*transport) &&
+         transport->ops != NULL && MFSDP_HAS(transport->ops, poison) && transport->rank >= 0 &&
+         transport->rank < transport->world;
+}
+
+/* Whether control messages reach the transport's ranks. */
+MFSDP_API int mfsdp__link_is_sound(const mfsdp_transport *transport, const mfsdp_control *control) {
+  return mfsdp__transport_is_known(transport) && control != NULL &&
+         control->struct_nbytes >= sizeof(*control) && control->ops != NULL &&
+         MFSDP_HAS(control->ops, allgather) && control->deadline_us > 0 &&
+         control->rank == transport->rank && control->world == transport->world;
+}
+
+/* Ranks that a group says it reaches with its replicas; 0 if it has no transport. */
+MFSDP_API int64_t mfsdp__group_span(const mfsdp_group *group) {
+  if (!mfsdp__transport_is_known(group->transport)) return 0;
+  if (!mfsdp__transport_is_known(group->replica)) return group->transport->world;
+  return (int64_t)group->transport->world * group->replica->world;
+}
+
+/* The group over which the others listen: of most ranks, and the first of those (groups[0], if only
+ * something else is wrong). NULL: nobody can be told. */
+MFSDP_API const mfsdp_group *mfsdp__refusal_link(const mfsdp_runtime_desc *desc) {
+  const mfsdp_group *link = &desc->groups[0];
+  int64_t most = mfsdp__group_span(link);
+  int32_t g;
+  if (most == 0) return NULL;
+  for (g = 1; g < desc->group_count; ++g) {
+    const int64_t span = mfsdp__group_span(&desc->groups[g]);
+    if (span <= most) continue;
+    most = span;
+    link = &desc->groups[g];
+  }
+  if (!mfsdp__link_is_sound(link->transport, link->control)) return NULL;
+  if (link->replica == NULL && link->replica_control == NULL) return link;
+  return mfsdp__link_is_sound(link->replica, link->replica_control) ? link : NULL;
+}
+
+/* MFSDP_OK: all ranks know. */
+MFSDP_API mfsdp_status mfsdp__refusal_tell(mfsdp_context *context, const mfsdp_group *link,
+                                           mfsdp__outcome *own) {
+  const int32_t copies = link->replica ? link->replica->world : 1;
+  const int32_t world = link->control->world > copies ? link->control->world : copies;
+  mfsdp_status status;
+  void *all;
+  own->culprit = link->control->rank;
+  if (link->replica != NULL) own->culprit += link->replica->rank * link->control->world;
+  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)world, sizeof(*own), "runtime refusal", &all));
+  status = mfsdp__outcome_tell(context, link, own, (mfsdp__outcome *)all);
+  mfsdp_table_free(context, all, (size_t)world, sizeof(*own));
+  return status;
+}
+
+MFSDP_API void mfsdp__refusal_poison(const mfsdp_transport *transport, const mfsdp_error *error) {
+  mfsdp_error why = *error;
+  if (!mfsdp__transport_is_known(transport) || transport->world == 1) return;
+  why.rank = why.culprit = transport->rank;
+  (void)snprintf(why.message, sizeof(why.message), "rank %d cannot use its description: %.300s",
+                 (int)transport->rank, error->message);
+  transport->ops->poison(transport->self, &why);
+}
+
+/*
+ * For a rank whose own description is wrong, with the error in the context: tells the others, so
+ * that they return now and not at their deadline, and all may try again. If the links themselves
+ * are what is wrong, it poisons what it can. Of a description without groups nothing can be told.
+ */
+MFSDP_API void mfsdp__runtime_refuse(mfsdp_context *context, const mfsdp_runtime_desc *desc) {
+  const mfsdp_error error = context->error;
+  const mfsdp_group *link;
+  mfsdp__outcome own = mfsdp__outcome_make(0, error.status, &error);
+  int32_t g;
+  if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || desc->groups == NULL ||
+      desc->group_count < 1 || desc->group_count > 1024 ||
+      desc->groups[0].struct_nbytes != sizeof(desc->groups[0]))
+    return;
+  link = mfsdp__refusal_link(desc);
+  if (link == NULL ||
+      (mfsdp__group_span(link) > 1 && mfsdp__refusal_tell(context, link, &own) != MFSDP_OK))
+    for (g = 0; g < desc->group_count; ++g) {
+      mfsdp__refusal_poison(desc->groups[g].transport, &error);
+      mfsdp__refusal_poison(desc->groups[g].replica, &error);
+    }
+  context->error = error;
 }
 
 /* ---- all of it ---- */
@@ -334,8 +460,9 @@ MFSDP_API void mfsdp__groups_poison(const mfsdp_runtime_desc *desc, const mfsdp_
 }
 
 /*
- * E_MISMATCH, the same on every rank, unless version, options, places and plans agree: nothing is
- * poisoned then. Any other failure poisons the transports.
+ * E_MISMATCH, the same on every rank, unless version, options, places and plans agree; the status of
+ * a rank that cannot use its description, on all others (mfsdp__runtime_refuse): nothing is poisoned
+ * then. Any other failure poisons the transports.
  */
 MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_runtime_desc *desc,
                                             const mfsdp__sizes *sizes) {
@@ -351,8 +478,12 @@ MFSDP_API mfsdp_status mfsdp__runtime_agree(mfsdp_context *context, const mfsdp_
   status =
       mfsdp_table_alloc(context, (size_t)world, sizeof(mfsdp__outcome), "runtime agreement", &all);
   if (status == MFSDP_OK) {
-    status = mfsdp__agree_on_groups(context, desc, mfsdp__agree_unit_hash(desc, sizes),
-                                    (uint64_t *)all, &told);
+    status = mfsdp__agree_outcome(context, desc, 0, MFSDP_OK, all, &told); /* all can start */
+    if (status == MFSDP_OK) {
+      told = 0;
+      status = mfsdp__agree_on_groups(context, desc, mfsdp__agree_unit_hash(desc, sizes),
+                                      (uint64_t *)all, &told);
+    }
     mfsdp_table_free(context, all, (size_t)world, sizeof(mfsdp__outcome));
   }
   if (status != MFSDP_OK && !told) mfsdp__groups_poison(desc, &context->error);

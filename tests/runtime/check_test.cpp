@@ -30,6 +30,7 @@ struct Rule {
   mfsdp_status status;
   std::string text;
   std::function<void(Parts *)> spoil;
+  bool poisons = false; /* no control plane fits the transport, which has several ranks */
 };
 
 const double kNan = std::nan("");
@@ -158,13 +159,15 @@ std::vector<Rule> object_rules() {
        [](Parts *p) {
          p->transport.world = 2;
          p->group->transport = &p->transport;
-       }},
+       },
+       true},
       {"blocks_overflow", MFSDP_E_OVERFLOW, "max_micro_batches 1048576 on 4096 ranks",
        [](Parts *p) {
          p->transport.world = 4096;
          p->group->transport = &p->transport;
          p->desc->max_micro_batches = 1 << 20;
-       }},
+       },
+       true},
       {"control_world", MFSDP_E_ARGUMENT, "control is rank 1 of 2, the transport rank 0 of 1",
        [](Parts *p) {
          p->control.world = 2;
@@ -176,7 +179,12 @@ std::vector<Rule> object_rules() {
   };
 }
 
-int allgather_calls; /* one rank, one thread */
+int allgather_calls, poison_calls; /* one rank, one thread */
+
+/* A spoiled transport stands for one of several ranks, which would be told so. */
+void noting_poison(void *, const mfsdp_error *) {
+  ++poison_calls;
+}
 
 mfsdp_status counting_allgather(void *self, mfsdp_context *context, const void *in, size_t nbytes,
                                 void *out, int64_t timeout_us) {
@@ -192,7 +200,7 @@ void expect_rule(const Rule &rule) {
     Trainer t(&rank, &job, 1);
     mfsdp_control_ops control_ops = *rank.control.ops;
     control_ops.allgather = counting_allgather;
-    allgather_calls = 0;
+    allgather_calls = poison_calls = 0;
     MFSDP_TRY(t.make_plan());
     rank.memory->fail_at(-1); /* counts from 0 */
     Parts parts;
@@ -210,6 +218,7 @@ void expect_rule(const Rule &rule) {
           parts.transport = parts.other = t.transport;
           parts.transport_ops = *t.transport.ops;
           parts.transport.ops = &parts.transport_ops;
+          parts.transport_ops.poison = noting_poison;
           parts.control_ops = control_ops;
           parts.control = rank.control;
           parts.control.ops = &parts.control_ops;
@@ -221,6 +230,7 @@ void expect_rule(const Rule &rule) {
     require(t.runtime == nullptr, "*out must be NULL");
     require(rank.memory->alloc_count() == 0, "something was allocated before the check");
     require(allgather_calls == 0, "something was said before the check");
+    require(poison_calls == rule.poisons, "poisoned for nobody, or not poisoned");
     MFSDP_TRY(t.make_runtime());
     MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
     MFSDP_TRY(t.step(0));
@@ -278,6 +288,57 @@ TEST(Rules, OtherDtypesAreNotInThisVersion) {
     });
     EXPECT_TRUE(result.ok()) << result.text();
   }
+}
+
+/* Every rule that one rank of three breaks alone: told to all at once, and all may try again. */
+TEST(Rules, BrokenByOneRank) {
+  std::vector<Rule> rules;
+  const std::vector<std::string> untold = {"desc_size", "no_groups", "group_count", "group_size",
+                                           "replica_control"}; /* spoil what tells */
+  for (const std::vector<Rule> &list : {option_rules(), optimizer_rules()})
+    for (const Rule &rule : list)
+      if (std::find(untold.begin(), untold.end(), rule.name) == untold.end()) rules.push_back(rule);
+  for (const Rule &rule : object_rules())
+    for (const char *name : {"no_backend", "backend_op", "no_plan", "other_backend"})
+      if (std::string(rule.name) == name) rules.push_back(rule);
+  const Job job = test::small_job();
+  const test::Expected expected(job, 3, 1);
+  int32_t culprit = 0;
+  for (const Rule &rule : rules) {
+    const int64_t start_us = mfsdp_clock_us();
+    culprit = (culprit + 1) % 3;
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+      Trainer t(&rank, &job, 1);
+      Parts parts;
+      MFSDP_TRY(t.make_plan());
+      const mfsdp_status status =
+          t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *group,
+                             mfsdp_optimizer_desc *optimizer, mfsdp_hyper_group *hyper) {
+            parts.desc = desc;
+            parts.group = group;
+            parts.optimizer = optimizer;
+            parts.hyper = hyper;
+            parts.backend = *rank.backend;
+            parts.backend_ops = *rank.backend->ops;
+            parts.backend.ops = &parts.backend_ops;
+            if (rank.rank == culprit) rule.spoil(&parts);
+          });
+      must_fail(rank, status, rule.status, rule.text);
+      if (rank.rank != culprit) {
+        must_fail(rank, status, rule.status,
+                  "rank " + std::to_string(culprit) + " cannot use its description: ");
+        require(mfsdp_context_error(&rank.context)->culprit == culprit, "the culprit");
+      }
+      MFSDP_TRY(t.make_runtime());
+      MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+      MFSDP_TRY(t.step(0));
+      t.compare(expected, 0);
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << rule.name << ": " << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, 10 * 1000000) << rule.name; /* the deadline: 20 s */
+  }
+  EXPECT_GT(rules.size(), 30u);
 }
 
 /* ---- agreement: what differs is an error on every rank, and a second, equal attempt works ---- */
@@ -348,6 +409,21 @@ TEST(Agreement, AParameterMore) {
           if (rank.rank != 1) job->model.tensors.push_back(ref::matrix("extra", 2, rows, 8));
         },
         {"some rank's plan has 5 parameters and another's 6; the first 5 agree"}, -1);
+}
+
+/* Dtypes are of the plan: who computes gradients of another one is named. */
+TEST(Agreement, AnotherDtype) {
+  for (const int which : {0, 1, 2})
+    expect_disagreement(
+        [which](Rank &rank, Job *job) {
+          for (ref::Tensor &t : job->model.tensors) {
+            if (rank.rank != 1 || t.unit != 1) continue;
+            if (which == 0) t.grad = t.wire = MFSDP_BF16;
+            if (which == 1) t.wire = MFSDP_F16;
+            if (which == 2) t.compute = MFSDP_BF16;
+          }
+        },
+        {"the plans of ranks 0 and 1 differ, first at parameter 1 (here: a)"}, 1);
 }
 
 TEST(Agreement, AnotherPlanner) {
