@@ -4,7 +4,7 @@
 #
 # Variables: CC CXX CPPFLAGS CFLAGS CXXFLAGS LDFLAGS MARCH=native WERROR=0|1 JOBS=2
 #            V=1 (print whole commands)
-#            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   GTEST_DIR (compile GoogleTest from there)
+#            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   MPI_CFLAGS MPI_LIBS (any MPI-3)   GTEST_DIR (compile GoogleTest from there)
 #            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)   BENCH_ARGS
 
 # `make -n` makes included files for real: it must not install packages.
@@ -29,13 +29,15 @@ MARCH ?= native
 WERROR ?= $(if $(CI),1,0)
 CBLAS_CFLAGS ?=
 CBLAS_LIBS ?=
+MPI_CFLAGS ?=
+MPI_LIBS ?=
 GTEST_DIR ?=
 ifneq ($(wildcard $(GTEST_DIR)/googletest/src/gtest-all.cc),)
 override GTEST_DIR := $(GTEST_DIR)/googletest
 endif
 TESTS ?=
 DATA ?=
-export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS GTEST_DIR DATA
+export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR DATA
 
 # $(call say,WORD,FILE): a short line instead of the command, unless V=1
 say = $(if $(filter 1,$(V)),,@printf '%-5s %s\n' '$1' '$2';)
@@ -72,6 +74,7 @@ release_TEST_SRCS := $(PICKED_TEST_SRCS)
 asan_TEST_SRCS := $(PICKED_TEST_SRCS)
 tsan_TEST_SRCS := $(filter $(THREADED),$(PICKED_TEST_SRCS))
 TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
+MPI_TEST_SRCS := $(wildcard tests/mpi/*.c)
 CLI_TESTS := $(filter-out %/lib.sh,$(sort $(wildcard tests/cli/*.sh)))
 
 # ---- which sets this run needs: only these are probed ----
@@ -83,7 +86,7 @@ release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS
 SETS := $(foreach s,release asan tsan,$(if $($s_GOALS),$s))
 
 # ---- packages: asked for only by the goals that promise to install them, before anything is probed ----
-SETUP := $(if $(DRY_RUN),,$(if $(filter demo,$(GOALS)),demo) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test))
+SETUP := $(if $(DRY_RUN),,$(filter demo demo-mpi,$(GOALS)) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test))
 
 FORCE:
 build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
@@ -91,7 +94,7 @@ build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
 	@for kind in $(SETUP); do scripts/setup.sh $$kind || exit 1; done
 	@[ -e $@ ] || touch $@
 
-PROBE_INPUTS = $(CC) | $(CXX) | $(CFLAGS) | $(LDFLAGS) | $(CBLAS_CFLAGS) | $(CBLAS_LIBS) | $(GTEST_DIR)
+PROBE_INPUTS = $(CC) | $(CXX) | $(CFLAGS) | $(LDFLAGS) | $(CBLAS_CFLAGS) | $(CBLAS_LIBS) | $(MPI_CFLAGS) | $(MPI_LIBS) | $(GTEST_DIR)
 build/inputs.stamp: FORCE
 	@mkdir -p build
 	@echo '$(PROBE_INPUTS)' | cmp -s - $@ || echo '$(PROBE_INPUTS)' >$@
@@ -108,7 +111,7 @@ endif
 $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
-.PHONY: FORCE examples demo test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
+.PHONY: FORCE examples demo demo-mpi test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
         test-rules info help format clean $(BENCHES:%=bench-%)
 
 examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
@@ -116,7 +119,10 @@ examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/example
 demo: examples ## installs what it needs, trains a GPT with Muon and AdamW, draws build/demo/loss.svg
 	@scripts/demo.sh
 
-test: $(release_TESTS) examples ## installs what tests need, builds and runs them: unit, cli and dag
+demo-mpi: build/examples/train_gpt ## trains with threads and under mpirun, and compares the parameters
+	@scripts/demo_mpi.sh
+
+test: $(release_TESTS) $(release_MPI_TESTS) examples ## installs what tests need, builds and runs them: unit, cli and dag
 	@$(call run_tests,release,$(release_TESTS) $(CLI_TESTS) scripts/check_rules.sh)
 
 test-unit: $(release_TESTS) ## test programs, release flags (TESTS=text picks some)
@@ -128,7 +134,7 @@ test-asan: $(asan_TESTS) ## test programs under the address and undefined saniti
 test-tsan: $(tsan_TESTS) ## test programs under the thread sanitizer, C loops
 	@$(call run_tests,tsan,$(tsan_TESTS))
 
-test-cli: examples ## tests/cli/*.sh: the programs from the command line
+test-cli: $(release_MPI_TESTS) examples ## tests/cli/*.sh: the programs from the command line
 	@$(call run_tests,release,$(CLI_TESTS))
 
 headers: test-headers ## the same as test-headers

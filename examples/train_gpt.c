@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * train_gpt.c - trains a small GPT on a text file with owner-sharded Muon. Ranks are threads.
+ * train_gpt.c - trains a small GPT on a text file with owner-sharded Muon. Ranks are threads, or the
+ * processes of an mpirun.
  *
  *   build/examples/train_gpt --data bible.txt --ranks 4 --steps 300 --loss-svg loss.svg
+ *   mpirun -n 4 build/examples/train_gpt --transport mpi --data bible.txt
  *
  * This file is the training loop; gpt/rank.c sets a rank up, gpt/model.c computes the model.
  * Progress and the audit of the plan go to standard error, one JSON line to standard output.
@@ -32,15 +34,20 @@ static void on_signal(int number) {
   interrupted = 1;
 }
 
-/* What one rank reports back to main. */
+/* What ranks tell each other at the end: plain data, the same size everywhere. */
+typedef struct rank_figures {
+  mfsdp_counters counters;
+  int64_t resident_nbytes, slot_nbytes, optimizer_us, steps;
+} rank_figures;
+
+/* One rank of this process, and what it reports back to main. */
 typedef struct rank_thread {
   const gpt_job *job;
   int32_t index;
   mfsdp_thread thread;
   mfsdp_status status;
   mfsdp_error error;
-  mfsdp_counters counters;
-  int64_t resident_nbytes, slot_nbytes, optimizer_us;
+  rank_figures *figures; /* job.options.ranks: of all ranks */
   /* rank 0 only */
   gpt_progress progress;
   gpt_curve_writer curve;
@@ -130,15 +137,28 @@ static void start_progress(rank_thread *self) {
                      NULL);
 }
 
-static void take_figures(rank_thread *self, const gpt_rank *rank) {
+static mfsdp_status share_figures(rank_thread *self, gpt_rank *rank) {
   const mfsdp_context *context = &rank->context;
-  self->counters = context->counters;
-  self->resident_nbytes = (int64_t)(context->current_nbytes[MFSDP_MEMORY_SHARD] +
-                                    context->current_nbytes[MFSDP_MEMORY_STATE] +
-                                    context->current_nbytes[MFSDP_MEMORY_GRAD]);
-  self->slot_nbytes = (int64_t)context->current_nbytes[MFSDP_MEMORY_SLOT];
-  self->optimizer_us = rank->optimizer_us;
+  const mfsdp_control *control = &rank->control;
+  rank_figures own;
+  memset(&own, 0, sizeof(own));
+  own.counters = context->counters;
+  own.resident_nbytes = (int64_t)(context->current_nbytes[MFSDP_MEMORY_SHARD] +
+                                  context->current_nbytes[MFSDP_MEMORY_STATE] +
+                                  context->current_nbytes[MFSDP_MEMORY_GRAD]);
+  own.slot_nbytes = (int64_t)context->current_nbytes[MFSDP_MEMORY_SLOT];
+  own.optimizer_us = rank->optimizer_us;
+  own.steps = self->steps;
   self->skipped_steps = mfsdp_runtime_skipped_steps(rank->runtime);
+  return control->ops->allgather(control->self, &rank->context, &own, sizeof(own), self->figures,
+                                 control->deadline_us);
+}
+
+static void poison(const gpt_job *job, const mfsdp_error *why) {
+  if (job->mpi != NULL)
+    gpt_mpi_poison(job->mpi, why);
+  else
+    mfsdp_threads_world_poison(job->world, why);
 }
 
 static void run_rank(void *argument) {
@@ -150,12 +170,10 @@ static void run_rank(void *argument) {
     status = train(self, &rank);
     if (self->index == 0) gpt_progress_end(&self->progress);
   }
-  if (status == MFSDP_OK) {
-    take_figures(self, &rank);
-    status = gpt_rank_params_hash(&rank, &self->params_hash);
-  }
+  if (status == MFSDP_OK) status = share_figures(self, &rank);
+  if (status == MFSDP_OK) status = gpt_rank_params_hash(&rank, &self->params_hash);
   self->error = *mfsdp_context_error(&rank.context);
-  if (status != MFSDP_OK) mfsdp_threads_world_poison(self->job->world, &self->error);
+  if (status != MFSDP_OK) poison(self->job, &self->error);
   last = gpt_rank_destroy(&rank);
   if (status == MFSDP_OK && last != MFSDP_OK) {
     status = last;
@@ -164,10 +182,14 @@ static void run_rank(void *argument) {
   self->status = status;
 }
 
-/* Starts all ranks and waits for them. Returns the rank to blame, NULL if all went well. */
+/* Starts all ranks of this process and waits for them. Returns the rank to blame, NULL if all went well. */
 static const rank_thread *run_ranks(rank_thread *ranks, int32_t count) {
   const rank_thread *blamed = NULL;
   int32_t started, r;
+  if (ranks[0].job->mpi != NULL) { /* one, on the thread that MPI knows */
+    run_rank(&ranks[0]);
+    return ranks[0].status == MFSDP_OK ? NULL : &ranks[0];
+  }
   for (started = 0; started < count; ++started) {
     const mfsdp_status status =
         mfsdp_thread_start(&ranks[started].thread, run_rank, &ranks[started]);
@@ -214,7 +236,7 @@ static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   return status;
 }
 
-static void sum_traffic(const rank_thread *ranks, int32_t count, gpt_result *result) {
+static void sum_traffic(const rank_figures *ranks, int32_t count, gpt_result *result) {
   int32_t r;
   for (r = 0; r < count; ++r) {
     const mfsdp_traffic_count *sent = ranks[r].counters.sent;
@@ -235,20 +257,20 @@ static int run_failed(gpt_error *error, const char *text) {
   return 1;
 }
 
-static int print_result(const rank_thread *ranks, int32_t count, gpt_error *error) {
+static int print_result(const rank_thread *first, int32_t count, gpt_error *error) {
   gpt_result *result = (gpt_result *)calloc(1, sizeof(*result));
   int status;
   if (result == NULL) return gpt_fail(error, "out of memory for the result");
-  result->steps = ranks[0].steps;
+  result->steps = first->steps;
   result->ranks = count;
-  result->train_loss = ranks[0].train_loss;
-  result->val_loss = ranks[0].val_loss;
+  result->train_loss = first->train_loss;
+  result->val_loss = first->val_loss;
   (void)snprintf(result->params_hash, sizeof(result->params_hash), "%016llx",
-                 (unsigned long long)ranks[0].params_hash);
-  result->tokens_per_s = gpt_progress_tokens_per_s(&ranks[0].progress);
-  result->slot_bytes = ranks[0].slot_nbytes;
-  result->skipped_steps = ranks[0].skipped_steps;
-  sum_traffic(ranks, count, result);
+                 (unsigned long long)first->params_hash);
+  result->tokens_per_s = gpt_progress_tokens_per_s(&first->progress);
+  result->slot_bytes = first->figures[0].slot_nbytes;
+  result->skipped_steps = first->skipped_steps;
+  sum_traffic(first->figures, count, result);
   status = gpt_result_write(stdout, result, error);
   free(result);
   return status;
@@ -262,18 +284,25 @@ static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error) {
   return gpt_loss_chart_write(svg, "train_gpt", &run, 1, error);
 }
 
+/* How many ranks are threads of this process. */
+static int32_t local_count(const gpt_job *job) {
+  return job->mpi != NULL ? 1 : (int32_t)job->options.ranks;
+}
+
 /* Trains, and prints the result of a run that went well. Returns 0 or 1. */
-static int train_and_report(rank_thread *ranks, int32_t count, gpt_error *error) {
-  const rank_thread *blamed = run_ranks(ranks, count);
+static int train_and_report(rank_thread *ranks, gpt_error *error) {
+  const gpt_job *job = ranks[0].job;
+  const rank_thread *blamed = run_ranks(ranks, local_count(job));
   int status;
   if (blamed != NULL) {
     (void)gpt_fail(error, "rank %d: %s: %s", (int)blamed->index, mfsdp_status_name(blamed->status),
                    blamed->error.message);
     return 1;
   }
-  status = print_result(ranks, count, error);
-  if (status == GPT_OK && ranks[0].job->options.loss_svg != NULL)
-    status = draw_curve(&ranks[0].log, ranks[0].job->options.loss_svg, error);
+  if (ranks[0].index != 0) return 0;
+  status = print_result(&ranks[0], (int32_t)job->options.ranks, error);
+  if (status == GPT_OK && job->options.loss_svg != NULL)
+    status = draw_curve(&ranks[0].log, job->options.loss_svg, error);
   return status == GPT_OK ? 0 : 1;
 }
 
@@ -290,47 +319,100 @@ static int finish_trace(gpt_trace *trace, int status, gpt_error *error) {
   return status;
 }
 
+/* The tables of run_job; NULL if there is no memory. */
+static rank_thread *create_ranks(gpt_job *job) {
+  const int32_t count = local_count(job);
+  rank_thread *ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
+  rank_figures *figures;
+  int32_t r;
+  if (ranks == NULL) return NULL;
+  figures = (rank_figures *)calloc((size_t)count * (size_t)job->options.ranks, sizeof(*figures));
+  for (r = 0; r < count; ++r) {
+    ranks[r].job = job;
+    ranks[r].index = job->mpi != NULL ? gpt_mpi_rank(job->mpi) : r;
+    ranks[r].train_loss = ranks[r].val_loss = (double)NAN;
+    ranks[r].error = mfsdp_error_none();
+    ranks[r].figures = figures + (size_t)r * (size_t)job->options.ranks;
+  }
+  if (figures != NULL) return ranks;
+  free(ranks);
+  return NULL;
+}
+
+static void destroy_ranks(rank_thread *ranks) {
+  free(ranks[0].figures);
+  free(ranks);
+}
+
+/* The files that rank 0 writes; other processes open none. */
+static int open_outputs(gpt_job *job, rank_thread *first, gpt_trace *trace, gpt_error *error) {
+  int status;
+  if (first->index != 0) return GPT_OK;
+  status = gpt_curve_open(job->options.loss_csv, &first->curve, error);
+  if (status == GPT_OK) status = gpt_file_begin(job->options.loss_svg, error);
+  if (status == GPT_OK)
+    status = gpt_trace_create(job->options.trace, (int32_t)job->options.ranks, trace, error);
+  if (status == GPT_OK && trace->ranks != NULL) job->trace = trace;
+  return status;
+}
+
 /* Returns the program's exit status: 1 for a failed run, 2 for a bad call. */
 static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
-  const int32_t count = (int32_t)job->options.ranks;
-  rank_thread *ranks = (rank_thread *)calloc((size_t)count, sizeof(*ranks));
+  rank_thread *ranks = create_ranks(job);
   gpt_error ignored;
   gpt_trace trace;
-  int32_t r;
   int status;
   if (ranks == NULL) return run_failed(error, "out of memory for the ranks; use fewer --ranks");
   memset(&trace, 0, sizeof(trace));
-  for (r = 0; r < count; ++r) {
-    ranks[r].job = job;
-    ranks[r].index = r;
-    ranks[r].train_loss = ranks[r].val_loss = (double)NAN;
-    ranks[r].error = mfsdp_error_none();
-  }
   status = gpt_curve_log_create(&ranks[0].log, error);
   if (status != GPT_OK) {
-    free(ranks);
+    destroy_ranks(ranks);
     return status;
   }
-  status = gpt_curve_open(job->options.loss_csv, &ranks[0].curve, error);
-  if (status == GPT_OK) status = gpt_file_begin(job->options.loss_svg, error);
-  if (status == GPT_OK) status = gpt_trace_create(job->options.trace, count, &trace, error);
-  if (status == GPT_OK && trace.ranks != NULL) job->trace = &trace;
-  if (status == GPT_OK && print_audit(context, job) != MFSDP_OK)
+  status = open_outputs(job, &ranks[0], &trace, error);
+  if (status == GPT_OK && ranks[0].index == 0 && print_audit(context, job) != MFSDP_OK)
     status = gpt_fail(error, "%s", mfsdp_context_error(context)->message);
-  if (status == GPT_OK) status = train_and_report(ranks, count, error);
+  if (status == GPT_OK) status = train_and_report(ranks, error);
   status = finish_trace(&trace, status, error);
   job->trace = NULL;
   if (gpt_curve_close(&ranks[0].curve, status == GPT_OK ? error : &ignored) != GPT_OK &&
       status == GPT_OK)
     status = 1;
   gpt_curve_log_destroy(&ranks[0].log);
-  free(ranks);
+  destroy_ranks(ranks);
   return status;
 }
 
+/* What the ranks meet in: a world of threads, or MPI, which says how many there are. */
+static int open_world(gpt_job *job, mfsdp_context *context, gpt_error *error) {
+  mfsdp_threads_world_desc desc;
+  gpt_options *o = &job->options;
+  const char *reason;
+  if (o->transport == GPT_TRANSPORT_THREADS) {
+    desc = gpt_job_world_desc(job);
+    if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
+    return run_failed(error, mfsdp_context_error(context)->message);
+  }
+  if (gpt_mpi_start(o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))
+    return gpt_fail(error, "--ranks is %d and MPI started %d processes; leave --ranks out",
+                    (int)o->ranks, (int)gpt_mpi_size(job->mpi));
+  o->ranks = gpt_mpi_size(job->mpi);
+  reason = gpt_mpi_no_threads(job->mpi);
+  if (reason == NULL || o->prefetch == 0) return GPT_OK;
+  if (gpt_mpi_rank(job->mpi) == 0) fprintf(stderr, "train_gpt: prefetch is off: %s\n", reason);
+  o->prefetch = 0;
+  return GPT_OK;
+}
+
+static void close_world(gpt_job *job, mfsdp_context *context, int status) {
+  if (job->world != NULL) (void)mfsdp_threads_world_destroy(context, job->world);
+  gpt_mpi_stop(job->mpi, status);
+}
+
 static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
-  mfsdp_threads_world_desc desc = gpt_job_world_desc(job);
-  int status;
+  int status = open_world(job, context, error);
+  if (status != GPT_OK) return status;
   gpt_options_config(&job->options, &job->config);
   status =
       gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
@@ -346,10 +428,7 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   job->math = mfsdp_host_math_loops();
 #endif
   gpt_job_set_dtype(job);
-  if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
-  gpt_param_table_destroy(&job->table);
-  gpt_data_destroy(&job->data);
-  return run_failed(error, mfsdp_context_error(context)->message);
+  return GPT_OK;
 }
 
 /* Status 1 if standard output does not take it. */
@@ -381,10 +460,10 @@ int main(int argc, char **argv) {
   if (status == GPT_OK) status = open_job(&job, &context, &error);
   if (status == GPT_OK) {
     status = run_job(&job, &context, &error);
-    (void)mfsdp_threads_world_destroy(&context, job.world);
     gpt_param_table_destroy(&job.table);
     gpt_data_destroy(&job.data);
   }
   if (status != GPT_OK) fprintf(stderr, "train_gpt: %s\n", error.text);
+  close_world(&job, &context, status);
   return status;
 }

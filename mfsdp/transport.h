@@ -112,6 +112,8 @@ typedef struct mfsdp_control_ops {
   mfsdp_status (*probe)(void *self, mfsdp_context *context, uint8_t *alive, int64_t timeout_us);
   /* R. Monotonic microseconds. */
   int64_t (*now_us)(void *self);
+  /* O. Leaves, and frees what the control plane owns. COMPLETE. E_STATE if it cannot. */
+  mfsdp_status (*destroy)(void *self, mfsdp_context *context);
 } mfsdp_control_ops;
 
 typedef struct mfsdp_control {

@@ -26,10 +26,8 @@ find_vendors() {
   else scripts/probe.sh config release "$tmp/config.mk" || return 1; fi
   CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
   CBLAS_LD=$(sed -n 's/^release_CBLAS_LIBS := //p' "$tmp/config.mk")
-  MPI_INC='' CUDA_INC=''
-  if have mpicc; then
-    MPI_INC=$(mpicc --showme:compile 2>/dev/null | sed -E 's/-I *([^ ])/-isystem \1/g')
-  fi
+  MPI_INC=$(sed -n "s/^release_MPI_CFLAGS := //p" "$tmp/config.mk")
+  CUDA_INC=""
   find_nvcc
   if have "$nvcc"; then
     cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")

@@ -6,7 +6,7 @@
 #                                          it, config.log: one line per part, with the reason when off
 #   scripts/probe.sh info                  prints such lines for the tools that only checks use
 #
-# Environment: CC CXX CBLAS_CFLAGS CBLAS_LIBS GTEST_DIR NVCC CLANG CLANGXX. Leaving one unset means "look".
+# Environment: CC CXX CBLAS_CFLAGS CBLAS_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR NVCC CLANG CLANGXX. Leaving one unset means "look".
 set -u
 
 CC=${CC:-gcc} CXX=${CXX:-g++}
@@ -68,6 +68,61 @@ find_cblas() {
   why=$first_why cblas_libs=''
 }
 
+write_mpi_program() {
+  cat >"$tmp/mpi.c" <<'END'
+#include <mpi.h>
+#if MPI_VERSION < 3
+#error "MPI-3 is needed"
+#endif
+int main(void) {
+  int flag = 0;
+  return MPI_Initialized(&flag) == MPI_SUCCESS && !flag ? 0 : 1;
+}
+END
+}
+
+# try_mpi CFLAGS LIBS
+try_mpi() {
+  # shellcheck disable=SC2086
+  try $CC -std=c11 ${CFLAGS-} $1 "$tmp/mpi.c" -o "$tmp/mpi" ${LDFLAGS-} $2 && try "$tmp/mpi"
+}
+
+# Sets mpi=0|1, mpi_cflags, mpi_libs, mpi_how. Asks pkg-config, then the compiler wrappers of Open MPI
+# and of MPICH; their compiler is not used, only the flags they tell.
+find_mpi() {
+  mpi=0 mpi_cflags='' mpi_libs='' mpi_how=''
+  write_mpi_program
+  if [ -n "${MPI_LIBS-}${MPI_CFLAGS-}" ]; then
+    mpi_cflags=$(as_system "${MPI_CFLAGS-}") mpi_libs=${MPI_LIBS-} mpi_how='as given'
+    if try_mpi "$mpi_cflags" "$mpi_libs"; then mpi=1; fi
+    return
+  fi
+  for package in mpi-c ompi-c mpich; do
+    command -v pkg-config >/dev/null 2>&1 && pkg-config --exists $package 2>/dev/null || continue
+    mpi_cflags=$(as_system "$(pkg-config --cflags $package)") mpi_libs=$(pkg-config --libs $package)
+    mpi_how="pkg-config $package"
+    if try_mpi "$mpi_cflags" "$mpi_libs"; then mpi=1; return; fi
+  done
+  if command -v mpicc >/dev/null 2>&1; then
+    mpi_how=mpicc
+    if mpi_cflags=$(mpicc --showme:compile 2>/dev/null); then mpi_libs=$(mpicc --showme:link)
+    else mpi_cflags=$(mpicc -show | sed 's/^[^ ]* *//') mpi_libs=$mpi_cflags; fi
+    mpi_cflags=$(as_system "$(words "$mpi_cflags" '-[ID]*')") mpi_libs=$(words "$mpi_libs" '-[LlW]*')
+    if try_mpi "$mpi_cflags" "$mpi_libs"; then mpi=1; return; fi
+  else
+    why=${why:-'mpicc: command not found'}
+  fi
+  mpi_cflags='' mpi_libs=''
+}
+
+# words TEXT PATTERN: those that match
+words() {
+  for word in $1; do
+    # shellcheck disable=SC2254 # a pattern is wanted
+    case $word in $2) printf '%s ' "$word" ;; esac
+  done
+}
+
 # Sets gtest=0|1, gtest_how.
 find_gtest() {
   gtest=0
@@ -112,8 +167,11 @@ config() {
   if [ "$set_name" = release ]; then
     find_cblas
     line CBLAS $cblas "$cblas_libs ($cblas_how)" "${why-}" >"$log.tmp"
+    why=''
+    find_mpi
+    line MPI $mpi "$mpi_libs ($mpi_how)" "${why-}" >>"$log.tmp"
   else
-    cblas=0 cblas_cflags='' cblas_libs=''
+    cblas=0 cblas_cflags='' cblas_libs='' mpi=0 mpi_cflags='' mpi_libs=''
     line CBLAS 0 '' 'sanitizers cannot see into it: this set uses the C loops' >"$log.tmp"
   fi
   find_gtest
@@ -128,11 +186,17 @@ config() {
     echo "${set_name}_CBLAS := $cblas"
     echo "${set_name}_CBLAS_CFLAGS := $cblas_cflags"
     echo "${set_name}_CBLAS_LIBS := $cblas_libs"
+    echo "${set_name}_MPI := $mpi"
+    echo "${set_name}_MPI_CFLAGS := $mpi_cflags"
+    echo "${set_name}_MPI_LIBS := $mpi_libs"
     echo "${set_name}_GTEST := $gtest"
     # What was asked for by name and does not work is an error, and not a quiet SKIP.
     broken=''
     if [ $cblas = 0 ] && [ "$set_name" = release ] && [ -n "${CBLAS_LIBS-}${CBLAS_CFLAGS-}" ]; then
       broken="CBLAS_LIBS=${CBLAS_LIBS-}${CBLAS_CFLAGS:+ CBLAS_CFLAGS=$CBLAS_CFLAGS}"
+    fi
+    if [ $mpi = 0 ] && [ "$set_name" = release ] && [ -n "${MPI_LIBS-}${MPI_CFLAGS-}" ]; then
+      broken="$broken MPI_LIBS=${MPI_LIBS-}${MPI_CFLAGS:+ MPI_CFLAGS=$MPI_CFLAGS}"
     fi
     if [ $gtest = 0 ] && [ -n "${GTEST_DIR-}" ]; then broken="$broken GTEST_DIR=$GTEST_DIR"; fi
     echo "${set_name}_BROKEN := $broken"

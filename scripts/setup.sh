@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: MIT
 # Installs the Debian or Ubuntu packages that `make demo` or `make test` need, and only those missing.
 #
-#   scripts/setup.sh demo|test
+#   scripts/setup.sh demo|demo-mpi|test
 #
 # Needs root, or sudo. Touches nothing when all is there, so it works offline then. If it cannot
 # install, it says once what is missing and what to run, and ends with status 1.
+# What only some tests need (MPI) is installed too if that is possible, and otherwise done without.
 # DATA=file: the demo needs no text package. GTEST_DIR=, CBLAS_LIBS=: yours are used, none is installed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
 kind=${1-}
-case $kind in demo | test) ;; *) sed -n '3,9p' "$0" >&2; exit 2 ;; esac
+case $kind in demo | demo-mpi | test) ;; *) sed -n '3,10p' "$0" >&2; exit 2 ;; esac
 
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
@@ -40,6 +41,9 @@ has_gtest() {
     links "${CXX:-g++}" cpp '#include <gtest/gtest.h>\nTEST(A, B) {}\n' -std=c++14 -lgtest -lgtest_main -lpthread
 }
 
+# Only the tests want one: any MPI-3 with its launcher.
+has_mpi() { command -v mpirun >/dev/null 2>&1 && command -v mpicc >/dev/null 2>&1; }
+
 missing_packages() {
   has_cc || printf 'gcc libc6-dev '
   has_cxx || printf 'g++ '
@@ -49,21 +53,32 @@ missing_packages() {
     command -v pkg-config >/dev/null 2>&1 || printf 'pkg-config '
   fi
   case $kind in
-  demo) [ -n "${DATA-}" ] || command -v bible >/dev/null 2>&1 || printf 'bible-kjv ' ;;
+  demo*) [ -n "${DATA-}" ] || command -v bible >/dev/null 2>&1 || printf 'bible-kjv ' ;;
   test) has_gtest || printf 'libgtest-dev ' ;;
   esac
+  [ "$kind" != demo-mpi ] || has_mpi || printf 'openmpi-bin libopenmpi-dev '
+}
+# What is used if it can be had; without it some tests are skipped, and say so.
+optional_packages() {
+  [ "$kind" != test ] || has_mpi || printf 'openmpi-bin libopenmpi-dev '
 }
 
-missing=$(missing_packages | sed 's/ $//')
+required=$(missing_packages | sed 's/ $//')
+missing=$({ missing_packages; optional_packages; } | sed 's/ $//')
 [ -n "$missing" ] || exit 0
 
 give_up() { # REASON
+  if [ -z "$required" ]; then
+    echo "setup: without $missing ($1): what needs them is skipped" >&2
+    exit 0
+  fi
   echo "make $kind needs these packages: $missing. They could not be installed: $1." \
     "Run this as root, then \`make $kind\` again: apt-get update && apt-get install $missing" >&2
   exit 1
 }
 
 command -v apt-get >/dev/null 2>&1 || {
+  [ -n "$required" ] || give_up 'there is no apt-get'
   echo "make $kind needs these packages (Debian's names): $missing. There is no apt-get here to install" \
     "them: install them with your system's package manager, then run \`make $kind\` again" >&2
   exit 1
@@ -113,5 +128,6 @@ install || { [ $updated = 0 ] && apt update && install; } || {
 touch build/packages.stamp # make looks again for what there is
 
 wanted=$missing
-missing=$(missing_packages | sed 's/ $//')
+required=$(missing_packages | sed 's/ $//')
+missing=$({ missing_packages; optional_packages; } | sed 's/ $//')
 [ -z "$missing" ] || give_up "apt-get installed $wanted and they are still not usable (see $log)"

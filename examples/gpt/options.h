@@ -26,9 +26,17 @@ extern "C" {
  *                         not in this build
  *   RESERVED              the name of a later option: "not in this build"
  */
+#if MFSDP_EXAMPLE_MPI
+#define GPT_TRANSPORTS "threads|mpi"
+#else
+#define GPT_TRANSPORTS "threads|!mpi"
+#endif
+
 #define GPT_OPTIONS(X)                                                                           \
   X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                         \
-  X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks, threads of this process")  \
+  X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks")                           \
+  X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS,                             \
+    "ranks are threads of this process, or the processes of an mpirun")                          \
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
     "micro-batches per rank and step")                                                           \
   X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                       \
@@ -59,7 +67,6 @@ extern "C" {
   X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                 \
   X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev") \
   X(RESERVED, collective, "collective", "", 0, 0, "", "")                                        \
-  X(RESERVED, transport, "transport", "", 0, 0, "", "")                                          \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
   X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                \
@@ -71,6 +78,7 @@ extern "C" {
 
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
+enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
 enum {
   GPT_PLANNER_ROUND_ROBIN = 0,

@@ -75,13 +75,13 @@ static mfsdp_status create_links(gpt_rank *rank) {
   desc.math_threads = (int32_t)rank->job->options.threads_per_rank;
   if (rank->job->options.prefetch > 0) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
   MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));
+  if (rank->job->mpi != NULL)
+    return gpt_mpi_links(rank->job->mpi, &rank->context, mfsdp_host_backend_get(rank->host),
+                         &rank->transport, &rank->control);
   MFSDP_TRY(mfsdp_threads_transport_create(&rank->context, rank->job->world, rank->index,
                                            mfsdp_host_backend_get(rank->host), &rank->transport));
-  rank->has_transport = 1;
-  MFSDP_TRY(
-      mfsdp_threads_control_create(&rank->context, rank->job->world, rank->index, &rank->control));
-  rank->has_control = 1;
-  return MFSDP_OK;
+  return mfsdp_threads_control_create(&rank->context, rank->job->world, rank->index,
+                                      &rank->control);
 }
 
 static mfsdp_status create_runtime(gpt_rank *rank) {
@@ -195,8 +195,11 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
   mfsdp_table_free(&rank->context, (void *)rank->grads, count, sizeof(float *));
   mfsdp_table_free(&rank->context, (void *)rank->params, count, sizeof(float *));
   mfsdp_plan_destroy(&rank->context, rank->plan);
-  if (rank->has_control) mfsdp_threads_control_destroy(&rank->control);
-  if (rank->has_transport) {
+  if (rank->control.self != NULL) {
+    const mfsdp_status last = rank->control.ops->destroy(rank->control.self, &rank->context);
+    if (status == MFSDP_OK) status = last;
+  }
+  if (rank->transport.self != NULL) {
     const mfsdp_status last = rank->transport.ops->destroy(rank->transport.self, &rank->context);
     if (status == MFSDP_OK) status = last;
   }

@@ -12,6 +12,7 @@
 
 #include "data.h"
 #include "model.h"
+#include "mpi.h"
 #include "options.h"
 #include "params.h"
 #include "trace.h"
@@ -27,8 +28,9 @@ typedef struct gpt_job {
   gpt_data data;
   gpt_param_table table;
   const mfsdp_host_math *math; /* of the model and of the backend */
-  mfsdp_threads_world *world;
-  gpt_trace *trace; /* NULL: none */
+  mfsdp_threads_world *world;  /* of ranks that are threads */
+  gpt_mpi *mpi;                /* of ranks that are processes: not NULL then, and no `world` */
+  gpt_trace *trace;            /* NULL: none */
 } gpt_job;
 
 /* What --dtype means for the table: the compute and the wire dtype of every parameter. */
@@ -55,7 +57,7 @@ typedef struct gpt_rank {
   char (*labels)[24]; /* of traces: "forward unit 3" of all units, then "backward unit 3" */
   double *losses;     /* ranks x validation rounds: every rank's validation losses */
   int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
-  int32_t has_transport, has_control, has_model;
+  int32_t has_model;
 } gpt_rank;
 
 /* Makes everything of rank `index`, with initial parameters. Collective. On failure the context

@@ -207,10 +207,17 @@ MFSDP_API int64_t mfsdp__threads_now_us(void *self) {
   return mfsdp_clock_us();
 }
 
+MFSDP_API mfsdp_status mfsdp__threads_control_leave(void *self, mfsdp_context *context) {
+  mfsdp__threads_slot *slot = (mfsdp__threads_slot *)self;
+  (void)context;
+  mfsdp__threads_leave(slot->world, &slot->control_role);
+  return MFSDP_OK;
+}
+
 MFSDP_API const mfsdp_control_ops *mfsdp__threads_control_ops(void) {
   static const mfsdp_control_ops ops = {sizeof(mfsdp_control_ops), "threads",
-                                        mfsdp__threads_allgather, mfsdp__threads_probe,
-                                        mfsdp__threads_now_us};
+                                        mfsdp__threads_allgather,  mfsdp__threads_probe,
+                                        mfsdp__threads_now_us,     mfsdp__threads_control_leave};
   return &ops;
 }
 
@@ -243,9 +250,8 @@ MFSDP_API mfsdp_status mfsdp_threads_control_create(mfsdp_context *context,
 /* Leaves: ranks that wait for this one, now or later, get E_PEER. Clears *control; a cleared one is
  * allowed. COMPLETE. */
 MFSDP_API void mfsdp_threads_control_destroy(mfsdp_control *control) {
-  mfsdp__threads_slot *slot = (mfsdp__threads_slot *)control->self;
-  if (slot == NULL) return;
-  mfsdp__threads_leave(slot->world, &slot->control_role);
+  if (control->self == NULL) return;
+  (void)mfsdp__threads_control_leave(control->self, NULL);
   memset(control, 0, sizeof(*control));
 }
 

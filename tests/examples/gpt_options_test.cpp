@@ -151,12 +151,22 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
   for (const char *name :
-       {"--collective", "--transport", "--device", "--strategy", "--preset", "--coefficients",
+       {"--collective", "--device", "--strategy", "--preset", "--coefficients",
         "--checkpoint", "--save-every", "--keep-last", "--resume"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
   }
+}
+
+TEST(GptOptions, TransportIsWhatTheBuildHas) {
+#if MFSDP_EXAMPLE_MPI
+  EXPECT_EQ(Parse({"--data", "t", "--transport", "mpi"}).options.transport, GPT_TRANSPORT_MPI);
+#else
+  EXPECT_ERROR("--transport mpi: not in this build", "--data", "t", "--transport", "mpi");
+#endif
+  EXPECT_ERROR("--transport 'tcp' is unknown; choose one of: threads", "--data", "t",
+               "--transport=tcp");
 }
 
 TEST(GptOptions, OneErrorPerRule) {

@@ -1,0 +1,115 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# The MPI transport under mpirun: its own checks, train_gpt with the hash that threads give, and every
+# failure ends in an error on every survivor that names the culprit. Skipped, and counted, without MPI.
+# Prints one line per check: "ok NAME", "not ok NAME" or "skip NAME reason".
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+check_program=build/release/tests/mpi/mpi_check
+program=build/examples/train_gpt
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+ok() { echo "ok mpi: $1"; }
+bad() { echo "not ok mpi: $1${2:+ ($2)}"; }
+check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
+field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
+
+if [ ! -x $check_program ] || ! command -v mpirun >/dev/null 2>&1; then
+  why=$(sed -n 's/^MPI  *off *//p' build/release/config.log 2>/dev/null)
+  echo "skip mpi ${why:-there is no mpirun}"
+  exit 0
+fi
+
+# Open MPI refuses root and more processes than cores unless told; MPICH knows neither.
+launcher='mpirun'
+if mpirun --version 2>&1 | grep -qi 'open mpi\|open-mpi'; then
+  launcher='mpirun --oversubscribe --mca btl self,vader'
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  open_mpi=1
+else
+  open_mpi=0
+fi
+# The launcher's session folder is named after TMPDIR: short, and of this run.
+export TMPDIR=$work
+
+run() { # RANKS COMMAND...: bounded in time; output in $work/out and $work/err
+  ranks=$1
+  shift
+  # shellcheck disable=SC2086
+  timeout -k 5 120 $launcher -n "$ranks" "$@" >"$work/out" 2>"$work/err" </dev/null
+}
+
+# ---- the transport's own checks ----
+for ranks in 1 2 3 4 8; do
+  for scenario in whole whole-worker; do
+    run $ranks $check_program $scenario
+    check "$scenario on $ranks ranks" "$(cat "$work/out")" "ok $scenario on $ranks ranks"
+    [ "$(cat "$work/out")" = "ok $scenario on $ranks ranks" ] || head -n 20 "$work/err"
+  done
+done
+
+# ---- train_gpt: the same bits as threads, for every split of eight sample blocks ----
+i=0
+while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 4 --clip 0.5"
+same_as_threads() { # NAME OPTIONS...
+  name=$1
+  shift
+  # shellcheck disable=SC2086
+  $program $small --ranks 1 --micro-batches 8 "$@" >"$work/out" 2>/dev/null
+  want=$(field "$work/out" params_hash)
+  [ -n "$want" ] || bad "$name" 'no hash from threads'
+  for split in '1 8' '2 4' '4 2' '8 1'; do
+    # shellcheck disable=SC2086
+    run "${split% *}" $program --transport mpi $small --micro-batches "${split#* }" "$@"
+    check "$name, ${split% *} processes: the hash of threads" "$(field "$work/out" params_hash)" "$want"
+    check "$name, ${split% *} processes: optimizer bytes" \
+      "$(sed -n 's/.*"optimizer_matrix":\([0-9]*\).*/\1/p' "$work/out")" 0
+  done
+}
+same_as_threads 'train_gpt'
+same_as_threads 'train_gpt, prefetch' --prefetch 2
+same_as_threads 'train_gpt, bf16' --dtype bf16
+run 2 $program --transport mpi --ranks 4 --data "$work/text"
+check 'another --ranks than processes' "$(grep -c 'leave --ranks out' "$work/err")" 2
+run 2 $program --transport mpi --data "$work/none"
+check 'a missing file: every process says so' "$(grep -c 'cannot open' "$work/err")" 2
+
+# ---- failures: what each survivor says, and how soon ----
+if [ $open_mpi = 0 ]; then
+  echo 'skip mpi failures: the flags that let survivors live are known for Open MPI only'
+  exit 0
+fi
+launcher="$launcher --enable-recovery"
+# The promise is deadline + 2 s (here 2.5 s) where cores are free; four processes and the other tests
+# share two, so that the bound has 2 s more. The default deadline is a minute.
+fails() { # SCENARIO STATUSES PATTERN SURVIVORS: each survivor's verdict matches, and in time
+  rm -f "$work"/verdict.*
+  run 4 $check_program "$1" "$work/verdict"
+  for rank in $4; do
+    if ! read -r status culprit noticed ms message <"$work/verdict.$rank"; then
+      bad "$1: rank $rank" 'it wrote no verdict'
+      continue
+    fi
+    case "$2 MFSDP_E_POISONED" in
+    *"$status"*) ;;
+    *) bad "$1: rank $rank" "$status $message"; continue ;;
+    esac
+    if ! printf '%s' "$message" | grep -q "$3"; then bad "$1: rank $rank" "$culprit $noticed $message"
+    elif [ "$ms" -gt 4500 ]; then bad "$1: rank $rank" "after $ms ms"
+    else ok "$1: rank $rank"; fi
+  done
+}
+silent='rank 1 .*does not answer'
+for how in kill stop silent; do
+  fails fail-$how MFSDP_E_TIMEOUT "ring: rank [0-9] waited .*$silent" '0 2 3'
+  fails fail-$how-control MFSDP_E_TIMEOUT "control allgather: .*$silent" '0 2 3'
+done
+fails fail-kill-large MFSDP_E_TIMEOUT "$silent" '0 2 3'
+fails fail-kill-worker MFSDP_E_TIMEOUT "$silent" '0 2 3'
+fails fail-leave MFSDP_E_PEER 'rank 1 has left' '0 2 3'
+fails fail-leave-control MFSDP_E_PEER 'rank 1, which has left' '0 2 3'
+fails fail-poison MFSDP_E_IO "the test's own reason" '0 1 2 3'
+fails fail-length MFSDP_E_MISMATCH 'rank [01] sends a .*message' '0 1 2 3'
+fails fail-check MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mpi_check.c - the MPI transport and control plane, checked by the ranks of an mpirun.
+ *
+ *   mpirun -n 4 build/release/tests/mpi/mpi_check SCENARIO [VERDICTS]
+ *
+ * Scenarios that every rank survives report through MPI: rank 0 prints `ok SCENARIO` or `not ok`.
+ * Scenarios in which ranks fail, leave or die (fail-...) write VERDICTS.RANK instead, one line
+ * "status culprit rank milliseconds message": the launcher's own exit status says little then.
+ * tests/cli/mpi.sh runs them and reads what they say.
+ */
+#include "mfsdp/collective.h"
+#include "mfsdp/host/backend_host.h"
+#include "mfsdp/mpi/transport_mpi.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+#define DEADLINE_US 500000
+
+typedef struct peer {
+  mfsdp_context context;
+  mfsdp_host_backend *host;
+  const mfsdp_backend *backend;
+  mfsdp_queue *queue;
+  mfsdp_event *event;
+  mfsdp_mpi_world *world;
+  mfsdp_transport transport;
+  mfsdp_control control;
+  int32_t rank, size;
+  int failures;
+} peer;
+
+static const char *scenario_name = "?";
+
+static void expect(peer *p, int condition, const char *what) {
+  if (condition) return;
+  ++p->failures;
+  fprintf(stderr, "%s: rank %d: %s (%s: %s)\n", scenario_name, (int)p->rank, what,
+          mfsdp_status_name(p->context.error.status), p->context.error.message);
+}
+
+static mfsdp_status open_peer(peer *p, const mfsdp_mpi_world_desc *desc, int worker) {
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  mfsdp_host_backend_desc host_desc = mfsdp_host_backend_desc_default();
+  memset(p, 0, sizeof(*p));
+  MFSDP_TRY(mfsdp_context_init(&p->context, &context_desc));
+  if (worker) host_desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+  MFSDP_TRY(mfsdp_host_backend_create(&p->context, &host_desc, &p->host));
+  p->backend = mfsdp_host_backend_get(p->host);
+  MFSDP_TRY(mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, desc, &p->world));
+  p->rank = p->world->rank;
+  p->size = p->world->world;
+  p->context.desc.rank = p->rank;
+  MFSDP_TRY(mfsdp_mpi_transport_create(&p->context, p->world, p->backend, &p->transport));
+  MFSDP_TRY(mfsdp_mpi_control_create(&p->context, p->world, &p->control));
+  MFSDP_TRY(
+      p->backend->ops->queue_create(p->backend->self, &p->context, "communication", &p->queue));
+  return p->backend->ops->event_create(p->backend->self, &p->context, &p->event);
+}
+
+static mfsdp_status close_peer(peer *p) {
+  mfsdp_context *c = &p->context;
+  p->backend->ops->event_destroy(p->backend->self, c, p->event);
+  p->backend->ops->queue_destroy(p->backend->self, c, p->queue);
+  MFSDP_TRY(p->control.ops->destroy(p->control.self, c));
+  MFSDP_TRY(p->transport.ops->destroy(p->transport.self, c));
+  MFSDP_TRY(mfsdp_mpi_world_destroy(c, p->world));
+  MFSDP_TRY(mfsdp_host_backend_destroy(c, p->host));
+  return mfsdp_context_destroy(c);
+}
+
+static mfsdp_status finish(peer *p) {
+  MFSDP_TRY(p->backend->ops->event_record(p->backend->self, p->queue, p->event));
+  return p->backend->ops->event_wait(p->backend->self, &p->context, p->event, INT64_MAX);
+}
+
+static mfsdp_status submit(peer *p, const mfsdp_xfer *xfers, int32_t count, uint64_t check,
+                           const char *label) {
+  mfsdp_batch batch = mfsdp_batch_default();
+  batch.xfers = xfers;
+  batch.xfer_count = count;
+  batch.check = check;
+  batch.label = label;
+  batch.traffic = MFSDP_TRAFFIC_EXPORT;
+  return mfsdp_transport_submit(&p->context, &p->transport, p->queue, &batch);
+}
+
+static mfsdp_status allgather(peer *p, const void *in, size_t nbytes, void *out) {
+  return p->control.ops->allgather(p->control.self, &p->context, in, nbytes, out,
+                                   p->control.deadline_us);
+}
+
+static mfsdp_xfer message(int32_t rank, int32_t is_send, void *data, size_t nbytes) {
+  mfsdp_xfer x;
+  memset(&x, 0, sizeof(x));
+  x.peer = rank;
+  x.is_send = is_send;
+  x.nbytes = nbytes;
+  if (is_send)
+    x.src = data;
+  else
+    x.dst = data;
+  return x;
+}
+
+/* ---- scenarios that end well ---- */
+
+static void check_allgather(peer *p) {
+  int64_t in[8], out[8 * 64];
+  int round, i, r;
+  for (round = 0; round < 50; ++round) {
+    const int count = round % 6; /* sizes change from call to call, 0 among them */
+    for (i = 0; i < count; ++i)
+      in[i] = p->rank * 1000 + round * 10 + i;
+    memset(out, 0xff, sizeof(out));
+    expect(p, allgather(p, in, (size_t)count * 8, out) == MFSDP_OK, "allgather");
+    for (r = 0; r < p->size; ++r)
+      for (i = 0; i < count; ++i)
+        expect(p, out[r * count + i] == r * 1000 + round * 10 + i, "a message is wrong");
+  }
+}
+
+static void check_probe(peer *p) {
+  uint8_t alive[64];
+  int32_t r;
+  if (p->rank == 0) { /* the others wait in the barrier below, and answer from there */
+    expect(p, p->control.ops->probe(p->control.self, &p->context, alive, 20000000) == MFSDP_OK,
+           "probe");
+    for (r = 0; r < p->size; ++r)
+      expect(p, alive[r] == 1, "a rank that waits does not answer");
+  }
+  expect(p, allgather(p, NULL, 0, NULL) == MFSDP_OK, "barrier");
+}
+
+static unsigned char byte_of(int from, int to, size_t length, size_t i) {
+  return (unsigned char)((size_t)from * 31 + (size_t)to * 17 + length * 7 + i * 13 + i / 251);
+}
+
+/* Every pair, both ways, in one batch, by lengths around the cut of message_nbytes (fault b7), and
+ * several messages between the same two ranks, whose order has no tag to tell it by. */
+static void check_transfers(peer *p, uint64_t check) {
+  static const size_t lengths[] = {0, 1, 999, 1000, 1001, 2001, 30000};
+  enum { LENGTHS = 7, MOST = 30000 };
+  const size_t peers = (size_t)p->size;
+  unsigned char *out = (unsigned char *)malloc(peers * LENGTHS * MOST);
+  unsigned char *in = (unsigned char *)malloc(peers * LENGTHS * MOST);
+  mfsdp_xfer xfers[2 * 64 * LENGTHS];
+  int32_t count = 0, r;
+  size_t l, i, wrong = 0;
+  memset(in, 0xee, peers * LENGTHS * MOST);
+  for (l = 0; l < LENGTHS; ++l)
+    for (r = 0; r < p->size; ++r) {
+      const size_t place = ((size_t)r * LENGTHS + l) * MOST;
+      if (r == p->rank) continue;
+      for (i = 0; i < lengths[l]; ++i)
+        out[place + i] = byte_of(p->rank, r, lengths[l], i);
+      xfers[count++] = message(r, (int32_t)(l % 2), l % 2 ? out + place : in + place, lengths[l]);
+      xfers[count++] =
+          message(r, (int32_t)(l % 2 == 0), l % 2 ? in + place : out + place, lengths[l]);
+    }
+  expect(p, p->transport.ops->reserve(p->transport.self, &p->context, count) == MFSDP_OK,
+         "reserve");
+  expect(p, submit(p, xfers, count, check, "all pairs") == MFSDP_OK, "submit");
+  expect(p, finish(p) == MFSDP_OK, "the batch");
+  for (l = 0; l < LENGTHS; ++l)
+    for (r = 0; r < p->size; ++r) {
+      const size_t place = ((size_t)r * LENGTHS + l) * MOST;
+      for (i = 0; i < MOST && r != p->rank; ++i)
+        wrong += in[place + i] != (i < lengths[l] ? byte_of(r, p->rank, lengths[l], i) : 0xee);
+    }
+  expect(p, wrong == 0, "a byte is wrong, or was written beyond its message");
+  free(in);
+  free(out);
+}
+
+/* Many small batches in flight: the ring of records goes round, order is kept. */
+static void check_stream(peer *p) {
+  enum { ROUNDS = 300 };
+  static int64_t in[ROUNDS], out[ROUNDS];
+  const int32_t next = (p->rank + 1) % p->size, before = (p->rank + p->size - 1) % p->size;
+  int i;
+  if (p->size == 1) return;
+  for (i = 0; i < ROUNDS; ++i) {
+    mfsdp_xfer xfers[2];
+    out[i] = p->rank * 1000 + i;
+    xfers[0] = message(next, 1, &out[i], sizeof(out[i]));
+    xfers[1] = message(before, 0, &in[i], sizeof(in[i]));
+    expect(p, submit(p, xfers, 2, 0, "stream") == MFSDP_OK, "submit");
+  }
+  expect(p, finish(p) == MFSDP_OK, "the stream");
+  for (i = 0; i < ROUNDS; ++i)
+    expect(p, in[i] == before * 1000 + i, "a message came out of order");
+}
+
+/* Integers in fp32: every sum is exact, whatever the layout. */
+static void check_collective(peer *p, int owners) {
+  enum { COUNT = 5000 };
+  static float full[COUNT], grad[COUNT], shard[COUNT + 256];
+  mfsdp_extent extents[64];
+  mfsdp_layout layout;
+  mfsdp_coll_desc desc = mfsdp_coll_desc_default();
+  mfsdp_coll *gather = NULL, *reduce = NULL;
+  const int64_t each = COUNT / owners;
+  int64_t own_first = 0, own_count = 0, i, wrong = 0;
+  void *workspace;
+  int e;
+  for (e = 0; e < owners; ++e) {
+    extents[e].owner = e % p->size;
+    extents[e].unit_offset = e * each;
+    extents[e].count = extents[e].payload_count = e == owners - 1 ? COUNT - e * each : each;
+    extents[e].shard_offset = 0;
+    if (extents[e].owner == p->rank) own_first = e * each, own_count = extents[e].count;
+  }
+  memset(&layout, 0, sizeof(layout));
+  layout.struct_nbytes = sizeof(layout);
+  layout.extents = extents;
+  layout.extent_count = owners;
+  layout.world = p->size;
+  layout.dtype = MFSDP_F32;
+  layout.full_count = COUNT;
+  desc.layout = &layout;
+  desc.transport = &p->transport;
+  desc.chunk_nbytes = 4096;
+  desc.kind = MFSDP_COLL_GATHER;
+  desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
+  expect(p, mfsdp_coll_create(&p->context, &desc, &gather) == MFSDP_OK, "gather create");
+  desc.kind = MFSDP_COLL_REDUCE;
+  desc.traffic = MFSDP_TRAFFIC_REDUCE;
+  expect(p, mfsdp_coll_create(&p->context, &desc, &reduce) == MFSDP_OK, "reduce create");
+  if (gather == NULL || reduce == NULL) return;
+  workspace = malloc(reduce->workspace_nbytes + 1);
+  for (i = 0; i < COUNT; ++i)
+    grad[i] = (float)((p->rank + 1) * (i % 97));
+  memset(shard, 0, sizeof(shard));
+  expect(p,
+         mfsdp_reduce(&p->context, reduce, p->queue, grad, shard, 1, workspace) == MFSDP_OK &&
+             finish(p) == MFSDP_OK,
+         "reduce");
+  for (i = 0; i < own_count; ++i)
+    wrong += shard[i] != (float)(((own_first + i) % 97) * p->size * (p->size + 1) / 2);
+  expect(p, wrong == 0, "a sum is wrong");
+  memset(full, 0xff, sizeof(full));
+  expect(p,
+         mfsdp_gather(&p->context, gather, p->queue, shard, full) == MFSDP_OK &&
+             finish(p) == MFSDP_OK,
+         "gather");
+  for (i = 0; i < COUNT; ++i)
+    wrong += full[i] != (float)((i % 97) * p->size * (p->size + 1) / 2);
+  expect(p, wrong == 0, "a gathered element is wrong");
+  mfsdp_coll_destroy(&p->context, reduce);
+  mfsdp_coll_destroy(&p->context, gather);
+  free(workspace);
+}
+
+static void check_bad_input(peer *p) {
+  char bytes[2] = {0, 0};
+  mfsdp_xfer x = message((p->rank + 1) % p->size, 1, bytes, 1);
+  mfsdp_batch batch = mfsdp_batch_default();
+  mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
+  mfsdp_mpi_world *world = (mfsdp_mpi_world *)1;
+  x.peer = p->size;
+  expect(p, submit(p, &x, 1, 0, "beyond") == MFSDP_E_ARGUMENT, "a peer beyond the world");
+  x.peer = p->rank;
+  expect(p, submit(p, &x, 1, 0, "self") == MFSDP_E_ARGUMENT, "the rank itself as a peer");
+  batch.xfers = &x;
+  batch.xfer_count = 1000000;
+  expect(p,
+         p->transport.ops->submit(p->transport.self, &p->context, p->queue, &batch) ==
+             MFSDP_E_ARGUMENT,
+         "more transfers than reserved");
+  expect(p,
+         p->control.ops->allgather(p->control.self, &p->context, bytes, 20000, bytes, 1) ==
+             MFSDP_E_ARGUMENT,
+         "a control message beyond control_nbytes");
+  expect(p,
+         p->control.ops->allgather(p->control.self, &p->context, NULL, 1, bytes, 1) ==
+             MFSDP_E_ARGUMENT,
+         "no control message");
+  expect(p,
+         p->control.ops->allgather(p->control.self, &p->context, bytes, 1, bytes, 0) ==
+             MFSDP_E_ARGUMENT,
+         "no time");
+  expect(p,
+         mfsdp_mpi_world_wrap(&p->context, MPI_COMM_NULL, &desc, &world) == MFSDP_E_ARGUMENT &&
+             world == NULL,
+         "MPI_COMM_NULL");
+  desc.message_nbytes = (size_t)INT_MAX + 1;
+  expect(p, mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, &desc, &world) == MFSDP_E_ARGUMENT,
+         "messages beyond INT_MAX");
+  expect(p, allgather(p, NULL, 0, NULL) == MFSDP_OK, "none of this has hurt the world");
+}
+
+static void run_whole(int worker) {
+  mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
+  int32_t failures = 0, all = 0;
+  peer p;
+  int again;
+  desc.message_nbytes = 1000;
+  for (again = 0; again < 2;
+       ++again) { /* a second world in the same process: nothing is left over */
+    const mfsdp_status opened = open_peer(&p, &desc, worker);
+    expect(&p, opened == MFSDP_OK, "open");
+    if (opened != MFSDP_OK) break;
+    check_allgather(&p);
+    check_probe(&p);
+    if (p.size > 1) check_bad_input(&p);
+    check_transfers(&p, 0);
+    check_transfers(&p, 77);
+    check_stream(&p);
+    check_collective(&p, p.size);
+    check_collective(&p, 1);
+    check_collective(&p, p.size > 2 ? p.size - 1 : p.size);
+    failures += p.failures;
+    p.failures = 0;
+    expect(&p, close_peer(&p) == MFSDP_OK, "close");
+    failures += p.failures;
+  }
+  (void)MPI_Allreduce(&failures, &all, 1, MPI_INT32_T, MPI_SUM, MPI_COMM_WORLD);
+  if (p.rank == 0)
+    printf("%s %s on %d ranks\n", all == 0 ? "ok" : "not ok", scenario_name, (int)p.size);
+}
+
+/* ---- scenarios that end in an error ---- */
+
+static void write_verdict(const peer *p, const char *path, mfsdp_status status, int64_t start_us) {
+  char name[1024];
+  FILE *file;
+  (void)snprintf(name, sizeof(name), "%s.%d", path, (int)p->rank);
+  file = fopen(name, "w");
+  if (file == NULL) return;
+  (void)fprintf(file, "%s %d %d %lld %s\n", mfsdp_status_name(status),
+                (int)p->context.error.culprit, (int)p->context.error.rank,
+                (long long)((mfsdp_clock_us() - start_us) / 1000), p->context.error.message);
+  (void)fclose(file);
+}
+
+/* A ring in which everyone waits for the rank before it, time after time. */
+static mfsdp_status ring(peer *p, size_t nbytes, uint64_t check) {
+  static char in[1 << 20], out[1 << 20];
+  mfsdp_xfer xfers[2];
+  int32_t round;
+  xfers[0] = message((p->rank + 1) % p->size, 1, out, nbytes);
+  xfers[1] = message((p->rank + p->size - 1) % p->size, 0, in, nbytes);
+  for (round = 0; round < p->size; ++round) /* until nobody can go on without everybody */
+    MFSDP_TRY(submit(p, xfers, 2, check, "ring"));
+  return finish(p);
+}
+
+static mfsdp_status fail_as(peer *p, const char *how) {
+  const int culprit = p->rank == 1;
+  if (strstr(how, "-kill") != NULL && culprit) (void)raise(SIGKILL);
+  if (strstr(how, "-stop") != NULL && culprit) (void)raise(SIGSTOP);
+  if (strstr(how, "-leave") != NULL && culprit) {
+    (void)p->control.ops->destroy(p->control.self, &p->context);
+    return p->transport.ops->destroy(p->transport.self, &p->context);
+  }
+  if (strstr(how, "-silent") != NULL && culprit) { /* computes, for longer than anyone waits */
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + 4 * DEADLINE_US);
+    return p->transport.ops->poll(p->transport.self, &p->context);
+  }
+  if (strstr(how, "-poison") != NULL && culprit) {
+    mfsdp_error why = mfsdp_error_none();
+    (void)MFSDP_ERROR_SET(&why, MFSDP_E_IO, 1, "the test's own reason");
+    p->transport.ops->poison(p->transport.self, &why);
+    return p->transport.ops->poll(p->transport.self, &p->context);
+  }
+  if (strstr(how, "-length") != NULL) return ring(p, culprit ? 2000 : 1000, 0);
+  if (strstr(how, "-check") != NULL) return ring(p, 1000, culprit ? 2 : 1);
+  if (strstr(how, "-control") != NULL) return allgather(p, NULL, 0, NULL);
+  return ring(p, strstr(how, "-large") != NULL ? (size_t)1 << 20 : 1000, 0);
+}
+
+static void run_failure(const char *how, const char *verdicts) {
+  mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
+  int64_t start_us, pids[64], pid = (int64_t)getpid();
+  mfsdp_status status;
+  peer p;
+  desc.deadline_us = DEADLINE_US;
+  if (open_peer(&p, &desc, strstr(how, "-worker") != NULL) != MFSDP_OK) return;
+  if (allgather(&p, &pid, sizeof(pid), pids) != MFSDP_OK) return;
+  start_us = mfsdp_clock_us();
+  status = fail_as(&p, how);
+  write_verdict(&p, verdicts, status, start_us);
+  if (status != MFSDP_OK) { /* and every later call is refused at once */
+    start_us = mfsdp_clock_us();
+    status = strstr(how, "-control") ? allgather(&p, NULL, 0, NULL) : ring(&p, 10, 0);
+    if (status != MFSDP_E_POISONED || mfsdp_clock_us() - start_us > DEADLINE_US)
+      write_verdict(&p, verdicts, MFSDP_OK, start_us);
+  }
+  mfsdp_clock_sleep_until(mfsdp_clock_us() + DEADLINE_US); /* so that notices are out */
+  if (strstr(how, "-stop") != NULL && p.rank == 0) (void)kill((pid_t)pids[1], SIGKILL);
+  _exit(0); /* a poisoned process does not finalize: with a dead peer that may hang */
+}
+
+int main(int argc, char **argv) {
+  const int worker = argc > 1 && strstr(argv[1], "worker") != NULL;
+  int level = 0, wanted = MPI_THREAD_MULTIPLE;
+  if (argc < 2) return 2;
+  scenario_name = argv[1];
+  if (strcmp(argv[1], "funneled") == 0) wanted = MPI_THREAD_FUNNELED;
+  if (MPI_Init_thread(&argc, &argv, wanted, &level) != MPI_SUCCESS) return 1;
+  if (strncmp(argv[1], "fail-", 5) == 0)
+    run_failure(argv[1], argc > 2 ? argv[2] : "verdict");
+  else
+    run_whole(worker);
+  (void)MPI_Finalize();
+  return 0;
+}
