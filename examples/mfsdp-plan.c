@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* mfsdp-plan.c - who owns what of a model, how good that is, and what a training step would take.
- * Build: cc -std=c11 -O2 -I. examples/mfsdp-plan.c examples/plan/[a-z]*.c -lm */
+ * Build: cc -std=c11 -D_POSIX_C_SOURCE=200809L -O2 -I. examples/mfsdp-plan.c examples/plan/[a-z]*.c \
+ *        examples/gpt/error.c examples/gpt/file.c -lm */
+#include "gpt/file.h"
 #include "plan/cluster.h"
 #include "plan/file.h"
 #include "plan/heatmap.h"
@@ -99,6 +101,39 @@ static int run(const plan_options *o, plan_input *input, texts *t, plan_error *e
   return status;
 }
 
+/* No output may be a file that is read, or the other output. */
+static int check_outputs(const plan_options *o, plan_error *error) {
+  const char *const outputs[2] = {o->json, o->svg};
+  for (int k = 0; k < 2; ++k) {
+    if (!outputs[k]) continue;
+    for (int i = 0; i < o->input_count; ++i)
+      if (!plan_model_find(o->inputs[i]) && gpt_file_same(outputs[k], o->inputs[i]))
+        return plan_fail(error, "%s would overwrite the input %s", outputs[k], o->inputs[i]);
+    if (o->cluster && gpt_file_same(outputs[k], o->cluster))
+      return plan_fail(error, "%s would overwrite --cluster %s", outputs[k], o->cluster);
+    if (o->rules && gpt_file_same(outputs[k], o->rules))
+      return plan_fail(error, "%s would overwrite --rules %s", outputs[k], o->rules);
+  }
+  if (o->json && o->svg && gpt_file_same(o->json, o->svg))
+    return plan_fail(error, "--json and --svg are one file, %s", o->svg);
+  return PLAN_OK;
+}
+
+/* All or nothing: files appear when everything else is done. */
+static int write_all(const plan_options *o, const texts *t, plan_error *error) {
+  plan_output json, svg;
+  int status = plan_output_begin(o->json, t->json_text, t->json_nbytes, &json, error);
+  memset(&svg, 0, sizeof svg);
+  if (status == PLAN_OK)
+    status = plan_output_begin(o->svg, t->svg_text, t->svg_nbytes, &svg, error);
+  if (status == PLAN_OK) status = print_out(t->out_text, t->out_nbytes, error);
+  if (status == PLAN_OK) status = plan_output_end(&json, error);
+  if (status == PLAN_OK) status = plan_output_end(&svg, error);
+  plan_output_drop(&json);
+  plan_output_drop(&svg);
+  return status;
+}
+
 int main(int argc, char **argv) {
   plan_options options;
   plan_input input;
@@ -108,18 +143,16 @@ int main(int argc, char **argv) {
   memset(&input, 0, sizeof input);
   memset(&t, 0, sizeof t);
   error.text[0] = '\0';
+  gpt_file_keep_standard();
   status = plan_options_parse(argc, argv, &options, &error);
   if (status == PLAN_OK && options.help) {
     plan_options_help(stdout);
     return 0;
   }
+  if (status == PLAN_OK) status = check_outputs(&options, &error);
   if (status == PLAN_OK) status = run(&options, &input, &t, &error);
   if (status == PLAN_OK) status = texts_close(&t, &error);
-  if (status == PLAN_OK && options.json)
-    status = plan_file_write(options.json, t.json_text, t.json_nbytes, &error);
-  if (status == PLAN_OK && options.svg)
-    status = plan_file_write(options.svg, t.svg_text, t.svg_nbytes, &error);
-  if (status == PLAN_OK) status = print_out(t.out_text, t.out_nbytes, &error);
+  if (status == PLAN_OK) status = write_all(&options, &t, &error);
   if (status != PLAN_OK) fprintf(stderr, "mfsdp-plan: %s\n", error.text);
   texts_free(&t);
   plan_input_free(&input);

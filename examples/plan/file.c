@@ -43,6 +43,15 @@ static int read_all(FILE *f, const char *path, size_t limit, char **text, size_t
   return PLAN_OK;
 }
 
+/* No control characters but those of lines: they would reach a terminal in a report or a message. */
+static int is_text(const char *text, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const unsigned char c = (unsigned char)text[i];
+    if (c == 0x7f || (c < 0x20 && c != '\t' && c != '\n' && c != '\r')) return 0;
+  }
+  return 1;
+}
+
 int plan_file_read_text(const char *path, size_t limit_nbytes, char **text, plan_error *error) {
   size_t count = 0;
   int status;
@@ -52,7 +61,7 @@ int plan_file_read_text(const char *path, size_t limit_nbytes, char **text, plan
   status = read_all(f, path, limit_nbytes, text, &count, error);
   fclose(f);
   if (status != PLAN_OK) return status;
-  if (strlen(*text) == count) return PLAN_OK;
+  if (is_text(*text, count)) return PLAN_OK;
   free(*text);
   *text = NULL;
   return plan_fail(error, "%s is not text", path);
@@ -70,28 +79,65 @@ static int write_to(int fd, const char *text, size_t nbytes) {
   return fclose(f) != 0 || failed ? -1 : 0;
 }
 
-int plan_file_write(const char *path, const char *text, size_t nbytes, plan_error *error) {
-  const size_t room = strlen(path) + 32;
-  char *temporary = (char *)malloc(room);
-  int failed = -1, fd;
+static int output_fail(plan_output *output, int reason, plan_error *error) {
+  plan_fail(error, "cannot write %s: %s", output->path, strerror(reason));
+  plan_output_drop(output);
+  return PLAN_USAGE_ERROR;
+}
+
+int plan_output_begin(const char *path, const char *text, size_t nbytes, plan_output *output,
+                      plan_error *error) {
   struct stat info;
-  if (!temporary) return plan_fail(error, "no memory to write %s", path);
+  int fd;
+  memset(output, 0, sizeof *output);
+  if (!path) return PLAN_OK;
+  output->path = path;
+  output->text = text;
+  output->nbytes = nbytes;
+  output->fd = -1;
   if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
-    fd = open(path, O_WRONLY); /* a pipe or a device cannot be replaced */
-    if (fd >= 0) failed = write_to(fd, text, nbytes);
-  } else {
-    snprintf(temporary, room, "%s.%ld.tmp", path, (long)getpid());
-    fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
-    if (fd >= 0) failed = write_to(fd, text, nbytes);
-    if (fd >= 0 && failed == 0) failed = rename(temporary, path);
-    if (fd >= 0 && failed != 0) {
-      const int reason = errno;
-      unlink(temporary);
-      errno = reason;
-    }
+    output->fd = open(path, O_WRONLY); /* a pipe or a device cannot be replaced */
+    return output->fd >= 0 ? PLAN_OK : output_fail(output, errno, error);
   }
-  free(temporary);
-  return failed ? plan_fail(error, "cannot write %s: %s", path, strerror(errno)) : PLAN_OK;
+  output->temporary = (char *)malloc(strlen(path) + 32);
+  if (!output->temporary) return output_fail(output, ENOMEM, error);
+  snprintf(output->temporary, strlen(path) + 32, "%s.%ld.tmp", path, (long)getpid());
+  fd = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+  if (fd < 0) { /* whose it is, if it is there, is not known: it stays */
+    const int reason = errno;
+    free(output->temporary);
+    output->temporary = NULL;
+    return output_fail(output, reason, error);
+  }
+  return write_to(fd, text, nbytes) == 0 ? PLAN_OK : output_fail(output, errno, error);
+}
+
+int plan_output_end(plan_output *output, plan_error *error) {
+  if (!output->path) return PLAN_OK;
+  if (output->fd >= 0) {
+    const int fd = output->fd;
+    output->fd = -1; /* closed in any case */
+    if (write_to(fd, output->text, output->nbytes) != 0) return output_fail(output, errno, error);
+  } else if (rename(output->temporary, output->path) != 0) {
+    return output_fail(output, errno, error);
+  }
+  free(output->temporary);
+  memset(output, 0, sizeof *output);
+  return PLAN_OK;
+}
+
+void plan_output_drop(plan_output *output) {
+  if (!output->path) return;
+  if (output->fd >= 0) close(output->fd);
+  if (output->temporary) unlink(output->temporary);
+  free(output->temporary);
+  memset(output, 0, sizeof *output);
+}
+
+int plan_file_write(const char *path, const char *text, size_t nbytes, plan_error *error) {
+  plan_output output;
+  if (plan_output_begin(path, text, nbytes, &output, error) != PLAN_OK) return PLAN_USAGE_ERROR;
+  return plan_output_end(&output, error);
 }
 
 char *plan_file_line(char **rest, int *number) {

@@ -203,5 +203,37 @@ rules 'block without a number' 'needs a #' '*.weight matrix - block'
 rules 'unknown view' 'unknown view' '*layers.#.*q_proj.weight matrix tiles block'
 rules 'too few words' 'a rule is' '*.weight matrix'
 
+printf 'w\033[31m bf16 8x8 0 matrix -\n' >"$work/x"
+refuse 'table: a terminal command' 'is not text' "$work/x" --world 2
+
+# ---- outputs ----
+# An output that is an input, by any name, or the other output: refused before anything is read or written.
+overwrites() { # NAME TEXT FILE ARGUMENTS...
+  name=$1 text=$2 file=$3
+  shift 3
+  cp "$file" "$work/before"
+  $program "$@" >"$work/out" 2>"$work/err"
+  status=$?
+  if [ $status -eq 2 ] && grep -q -e "$text" "$work/err" && [ ! -s "$work/out" ] && cmp -s "$file" "$work/before"; then
+    ok "refuses $name"
+  else
+    bad "refuses $name" "status $status: $(head -n 1 "$work/err")"
+  fi
+}
+ln -sf table "$work/link"
+overwrites 'to overwrite the table' 'would overwrite the input' "$work/table" "$work/table" --world 2 --json "$work/table"
+overwrites 'to overwrite the table through a link' 'would overwrite the input' "$work/table" "$work/table" --world 2 --svg "$work/link"
+overwrites 'to overwrite a checkpoint' 'would overwrite the input' "$work/b.safetensors" \
+  "$work/a.safetensors" "$work/b.safetensors" --world 2 --json "$work/./b.safetensors"
+overwrites 'to overwrite the cluster' 'would overwrite --cluster' "$work/cluster" gpt2-124m --world 2 --cluster "$work/cluster" --svg "$work/cluster"
+overwrites 'to overwrite the rules' 'would overwrite --rules' "$work/rules" "$work/a.safetensors" --world 2 --rules "$work/rules" --json "$work/rules"
+overwrites 'one file for two outputs' '--json and --svg are one file' "$work/table" gpt2-124m --world 2 --json "$work/new" --svg "$work/./new"
+check 'and writes neither' "$(ls "$work"/new* 2>/dev/null)" ''
+$program gpt2-124m --world 2 --json "$work/new" --svg "$work/none/out" >"$work/out" 2>"$work/err"
+check 'one output that cannot be written: none is' "$?$(ls "$work"/new* 2>/dev/null)$(wc -c <"$work/out" | tr -d ' ')" 20
+if [ -c /dev/full ]; then
+  $program gpt2-124m --world 2 --json "$work/new" >/dev/full 2>"$work/err"
+  check 'a report that cannot be written: no file is' "$?$(ls "$work"/new* 2>/dev/null)$(grep -c 'cannot write to standard output' "$work/err")" 11
+fi
 $program gpt2-124m --world 2 --json "$work/none/out" >"$work/out" 2>"$work/err"
 check 'refuses an unwritable file' "$?$(grep -c 'cannot write .*none/out' "$work/err")$(wc -c <"$work/out" | tr -d ' ')" 210
