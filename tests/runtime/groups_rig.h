@@ -187,8 +187,14 @@ public:
   Link(const Link &) = delete;
   Link &operator=(const Link &) = delete;
   ~Link() { /* what cannot leave shows as a leak and as a world that does not end */
+    if (context_ == nullptr) return;
     if (transport.self != nullptr) (void)transport.ops->destroy(transport.self, context_);
     mfsdp_threads_control_destroy(&control);
+  }
+  /* Another kind of world; its owner takes it down. */
+  void adopt(const mfsdp_transport &its_transport, const mfsdp_control &its_control) {
+    transport = its_transport;
+    control = its_control;
   }
   mfsdp_status join(Rank *rank, mfsdp_threads_world *world, int32_t number) {
     context_ = &rank->context;

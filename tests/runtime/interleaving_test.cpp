@@ -6,11 +6,15 @@
  * shows.
  */
 #include "../support/fake_queue.h"
-#include "runtime_rig.h"
+#include "groups_rig.h"
 
 namespace {
 
+using test::FakeBackend;
+using test::FakeTransport;
+using test::FakeWire;
 using test::FakeWorld;
+using test::GroupsJob;
 using test::Job;
 using test::Rank;
 using test::require;
@@ -19,6 +23,8 @@ using test::Trainer;
 struct Case {
   int32_t ranks = 1, prefetch = 0, reduce = 0, reshard = 1, micro_batches = 1;
   bool on_queue = false;
+  mfsdp_space space = MFSDP_SPACE_DEVICE; /* of masters and state */
+  const char *dtypes = "f32";
   bool wanders = false; /* acquires that nobody expects behind each backward */
   int64_t steps = 2,
           explored_from = 1; /* steps before it run hosts first, their updates may linger */
@@ -27,7 +33,8 @@ struct Case {
   std::string text() const {
     return std::to_string(ranks) + " ranks, prefetch " + std::to_string(prefetch) + ", reduce " +
            std::to_string(reduce) + ", reshard " + std::to_string(reshard) + ", micro-batches " +
-           std::to_string(micro_batches) + (on_queue ? ", on a queue" : ", on the host");
+           std::to_string(micro_batches) + (on_queue ? ", on a queue" : ", on the host") + ", " +
+           dtypes + ", space " + std::to_string(space);
   }
 };
 
@@ -56,28 +63,27 @@ Job four_units() {
 /* What the model computes in a unit: on the host, or as a task of the queue. */
 struct Work {
   const Case *c;
-  Rank *rank;
   FakeWorld *world;
-  const std::vector<float> *right; /* forward: what the parameter must be */
-  int64_t step, block;
-  int32_t use;
-  const float *weight;
-  float *grad; /* NULL: forward */
+  const std::vector<float> *right; /* what the parameter must be */
+  test::Backward backward;         /* grad NULL: forward */
   bool wrong = false;
 
-  std::size_t nbytes() const {
-    return static_cast<std::size_t>(c->job.model.at(use).numel()) * sizeof(float);
+  const ref::Tensor &tensor() const { return c->job.model.at(backward.use); }
+  std::size_t nbytes(mfsdp_dtype dtype) const {
+    return static_cast<std::size_t>(tensor().numel()) * mfsdp_dtype_nbytes(dtype);
   }
+  std::size_t weight_nbytes() const { return nbytes(tensor().compute); }
+  std::size_t grad_nbytes() const { return backward.grad == nullptr ? 0 : nbytes(tensor().grad); }
   void compute() {
-    if (std::memcmp(weight, right->data(), nbytes()) != 0) wrong = true;
-    if (grad != nullptr)
-      ref::synthetic_backward(c->job.model.seed, step, block, use, ref::Sample::kPresent, weight,
-                              c->job.model.at(use).numel(), grad);
+    for (int64_t i = 0; i < tensor().numel(); ++i)
+      wrong = wrong || !test::same_bits(mfsdp_element_get(backward.weight, tensor().compute, i),
+                                        static_cast<double>((*right)[static_cast<std::size_t>(i)]));
+    if (backward.grad != nullptr) (void)test::Backward::run(&backward, nullptr);
   }
   static mfsdp_status task(void *argument, mfsdp_error *) {
     Work *w = static_cast<Work *>(argument);
-    w->world->reads(w->weight, w->nbytes());
-    if (w->grad != nullptr) w->world->writes(w->grad, w->nbytes());
+    w->world->reads(w->backward.weight, w->weight_nbytes());
+    if (w->backward.grad != nullptr) w->world->writes(w->backward.grad, w->grad_nbytes());
     w->compute();
     return MFSDP_OK;
   }
@@ -117,9 +123,9 @@ public:
   }
   void check() const {
     for (const std::unique_ptr<Work> &w : works_)
-      require(!w->wrong, "a wrong parameter of " + c_->job.model.at(w->use).name + " in step " +
-                             std::to_string(w->step) +
-                             (w->grad == nullptr ? ", forward" : ", backward"));
+      require(!w->wrong, "a wrong parameter of " + w->tensor().name + " in step " +
+                             std::to_string(w->backward.step) +
+                             (w->backward.grad == nullptr ? ", forward" : ", backward"));
   }
 
 private:
@@ -141,15 +147,16 @@ private:
     for (int32_t i : c_->job.model.unit_tensors(unit)) {
       std::unique_ptr<Work> w(new Work());
       w->c = c_;
-      w->rank = rank_;
       w->world = world_;
       w->right = &(*weights_)[static_cast<std::size_t>(step)][static_cast<std::size_t>(i)];
-      w->step = step;
-      w->block = block;
-      w->use = i;
-      w->weight = static_cast<const float *>(mfsdp_unit_param(trainer_->runtime, i));
-      w->grad = backward ? static_cast<float *>(mfsdp_unit_grad(trainer_->runtime, i)) : nullptr;
-      require(w->weight != nullptr, "no address");
+      w->backward.job = &c_->job;
+      w->backward.rank = rank_->rank;
+      w->backward.step = step;
+      w->backward.block = block;
+      w->backward.use = i;
+      w->backward.weight = mfsdp_unit_param(trainer_->runtime, i);
+      if (backward) w->backward.grad = mfsdp_unit_grad(trainer_->runtime, i);
+      require(w->backward.weight != nullptr, "no address");
       works_.push_back(std::move(w));
       Work *work = works_.back().get();
       if (c_->on_queue) {
@@ -157,8 +164,8 @@ private:
             rank_->backend->ops->queue_call(rank_->backend->self, rank_->queue, Work::task, work));
         continue;
       }
-      world_->host_touches(rank_->rank, work->weight, work->nbytes(), work->grad,
-                           work->grad == nullptr ? 0 : work->nbytes());
+      world_->host_touches(rank_->rank, work->backward.weight, work->weight_nbytes(),
+                           work->backward.grad, work->grad_nbytes());
       work->compute();
     }
     return MFSDP_OK;
@@ -186,6 +193,9 @@ public:
     }
     for (int64_t s = 1; s < c.steps; ++s)
       weights[static_cast<std::size_t>(s)] = expected.after(s - 1).weights;
+    for (std::vector<std::vector<float>> &step : weights) /* as they are gathered */
+      for (int32_t i = 0; i < c.job.model.count(); ++i)
+        ref::round_all(c.job.model.at(i).compute, &step[static_cast<std::size_t>(i)]);
   }
   test::Expected expected;
   std::vector<std::vector<std::vector<float>>> weights; /* by step and tensor, before the step */
@@ -226,6 +236,7 @@ std::string run_case(const Case &c, const Right &right, const test::FakeChooser 
           desc->prefetch_depth = c.prefetch;
           desc->reduce_depth = c.reduce;
           desc->reshard_after_forward = c.reshard;
+          desc->state_space = c.space;
         }));
     MFSDP_TRY(
         mfsdp_runtime_init(trainer.runtime, Trainer::init, const_cast<ref::Model *>(&c.job.model)));
@@ -269,6 +280,31 @@ std::vector<Case> cases(const Job &job, int32_t ranks, int32_t prefetch, int32_t
 
 /* ---- every order is promised by an event ---- */
 
+/* 16 bits on the wire, everywhere, and masters in another space: casts and copies of their own. */
+std::vector<Case> variants(int32_t ranks) {
+  std::vector<Case> out;
+  for (const bool on_queue : {false, true})
+    for (int variant = 0; variant < 4; ++variant) {
+      Case c;
+      c.ranks = ranks;
+      c.prefetch = c.reduce = 1;
+      c.on_queue = on_queue;
+      c.job = two_units();
+      if (variant == 0) {
+        c.dtypes = "bf16 wire";
+        test::set_dtypes(&c.job.model, -1, MFSDP_F32, MFSDP_F32, MFSDP_BF16);
+      } else if (variant < 3) {
+        c.dtypes = variant == 1 ? "bf16" : "f16";
+        const mfsdp_dtype dtype = variant == 1 ? MFSDP_BF16 : MFSDP_F16;
+        test::set_dtypes(&c.job.model, -1, dtype, dtype, dtype);
+      }
+      if (variant == 2) c.space = MFSDP_SPACE_PINNED;
+      if (variant == 3) c.space = MFSDP_SPACE_HOST;
+      out.push_back(c);
+    }
+  return out;
+}
+
 /* Under sanitizers one thread computes at a time: they have little to find, and take long. */
 bool skipped(const Case &c) {
   return MFSDP_TEST_SANITIZER && (c.prefetch != 1 || c.on_queue == (c.ranks == 1));
@@ -290,6 +326,18 @@ TEST(Races, NoneInAnyCase) {
         ++count;
       }
   EXPECT_EQ(count, MFSDP_TEST_SANITIZER ? 2 * 2 * 4 : 2 * 2 * 24);
+}
+
+TEST(Races, NoneInOtherDtypesAndSpaces) {
+  for (const int32_t ranks : {1, 2})
+    for (Case c : variants(ranks)) {
+      c.micro_batches = 2;
+      c.steps = 3;
+      c.explored_from = 0;
+      const Right right(c);
+      EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
+      EXPECT_EQ(run_case(c, right, test::random_schedule(1), RunOptions()), "") << c.text();
+    }
 }
 
 /* ---- all interleavings ---- */
@@ -333,6 +381,160 @@ TEST(Interleavings, RandomOnesOfTwoRanks) {
         ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
             << c.text() << ", seed " << seed;
     }
+}
+
+TEST(Interleavings, OfOtherDtypesAndSpaces) {
+  const int64_t limit = MFSDP_TEST_SANITIZER ? 20 : 400;
+  for (const Case &c : variants(1)) {
+    const Right right(c);
+    test::Exhaustive paths;
+    bool more = true;
+    while (more && paths.count() < limit) {
+      const std::string wrong = run_case(c, right, paths.chooser(), without_races());
+      ASSERT_EQ(wrong, "") << c.text() << ", path " << paths.count();
+      more = paths.next();
+    }
+    EXPECT_GE(paths.count(), 20) << c.text();
+  }
+  for (Case c : variants(2)) {
+    c.micro_batches = 2;
+    c.explored_from = 0;
+    const Right right(c);
+    for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 2 : 20); ++seed)
+      ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
+          << c.text() << ", seed " << seed;
+  }
+}
+
+/* ---- groups and replicas ---- */
+
+/* Units 0 and 1 dense, 2 experts. */
+std::vector<ref::Tensor> dense_units() {
+  return two_units().model.tensors;
+}
+std::vector<ref::Tensor> expert_unit(const std::string &name) {
+  return {ref::matrix(name + ".w", 2, 4, 5), ref::elementwise(name + ".b", 2, {9})};
+}
+
+struct GroupsCase {
+  const char *name;
+  GroupsJob job;
+};
+
+std::vector<GroupsCase> groups_cases() {
+  std::vector<GroupsCase> out(4);
+  const auto base = [](GroupsCase *c, const char *name) {
+    c->name = name;
+    c->job.options.clip_norm = 2.0;
+    c->job.max_micro_batches = 2;
+    c->job.chunk_nbytes = 1024;
+    c->job.debug_poison = 1;
+  };
+  base(&out[0], "two copies of one rank");
+  out[0].job.add_group({{0}, {1}}, dense_units());
+  base(&out[1], "experts of one rank");
+  out[1].job.add_group({{0, 1}}, dense_units());
+  out[1].job.add_instance(true, {{0}}, expert_unit("a"));
+  out[1].job.add_instance(false, {{1}}, expert_unit("b"));
+  base(&out[2], "experts with copies");
+  out[2].job.add_group({{0, 1}}, dense_units());
+  out[2].job.add_instance(true, {{0}, {1}}, expert_unit("a"));
+  base(&out[3], "two copies of two, experts of one with copies");
+  out[3].job.add_group({{0, 1}, {2, 3}}, dense_units());
+  out[3].job.add_instance(true, {{0}, {2}}, expert_unit("a"));
+  out[3].job.add_instance(false, {{1}, {3}}, expert_unit("b"));
+  return out;
+}
+
+/* A rank's places on wires of one FakeWorld. */
+class FakeLinks {
+public:
+  FakeLinks(Rank *rank, const GroupsJob &job) {
+    FakeBackend *backend = static_cast<FakeBackend *>(rank->backend->self);
+    for (std::size_t g = 0; g < job.groups.size(); ++g) {
+      const test::Place place = job.place(rank->rank, g);
+      const test::Instance &instance = job.groups[g][place.instance];
+      const int32_t base =
+          100 * (1 + static_cast<int32_t>(g)) + 20 * static_cast<int32_t>(place.instance);
+      FakeWire inside, over;
+      inside.wire = base + place.copy;
+      inside.members = instance.copies[static_cast<std::size_t>(place.copy)];
+      links.pairs.emplace_back(new test::Links::Pair());
+      adopt(&links.pairs.back()->group, backend, inside);
+      if (!instance.replicated) continue;
+      over.wire = base + 10 + place.rank;
+      for (const std::vector<int32_t> &copy : instance.copies)
+        over.members.push_back(copy[static_cast<std::size_t>(place.rank)]);
+      adopt(&links.pairs.back()->replica, backend, over);
+    }
+  }
+  test::Links links;
+
+private:
+  void adopt(test::Link *link, FakeBackend *backend, const FakeWire &wire) {
+    wires_.emplace_back(new FakeTransport(backend, wire));
+    link->adopt(wires_.back()->transport, wires_.back()->control);
+  }
+  std::vector<std::unique_ptr<FakeTransport>> wires_;
+};
+
+std::string run_groups_case(const GroupsJob &base, const test::Expected &expected,
+                            int32_t micro_batches, int64_t explored_from,
+                            const test::FakeChooser &choose, bool check_races) {
+  test::FakeOptions options(base.ranks());
+  options.choose = choose;
+  options.check_races = check_races;
+  options.context.debug_poison = 1;
+  return test::run_fake(options, [&](Rank &rank, FakeWorld &world) {
+    GroupsJob job = base;
+    job.touch = [&](int32_t me, const void *weight, std::size_t weight_nbytes, void *grad,
+                    std::size_t grad_nbytes) {
+      if (!job.on_queue) return world.host_touches(me, weight, weight_nbytes, grad, grad_nbytes);
+      world.reads(weight, weight_nbytes);
+      world.writes(grad, grad_nbytes);
+    };
+    FakeLinks fake(&rank, job);
+    test::GroupsTrainer t(&rank, &fake.links, &job, micro_batches);
+    MFSDP_TRY(t.create());
+    for (int64_t s = 0; s < expected.count(); ++s) {
+      if (s == explored_from) world.explore(true);
+      MFSDP_TRY(t.step(s));
+      world.host_writes(rank.rank, "host", t.runtime->verdict.record.data,
+                        t.runtime->verdict.record.nbytes, nullptr, 0);
+    }
+    t.compare(expected, expected.count() - 1);
+    world.explore(false);
+    return t.destroy();
+  });
+}
+
+TEST(Interleavings, GroupsAndReplicas) {
+  for (const GroupsCase &c : groups_cases())
+    for (const bool on_queue : {false, true})
+      for (const int32_t depth : {0, 1}) {
+        const bool large = c.job.ranks() > 2;
+        GroupsJob job = c.job;
+        job.on_queue = on_queue;
+        job.prefetch_depth = job.reduce_depth = depth;
+        if (MFSDP_TEST_SANITIZER && on_queue == (depth == 0)) continue;
+        const test::Expected expected = job.expected(2, 3);
+        EXPECT_EQ(run_groups_case(job, expected, 2, 0, test::hosts_first(), true), "") << c.name;
+        EXPECT_EQ(run_groups_case(job, expected, 2, 0, test::random_schedule(1), true), "")
+            << c.name;
+        for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 2 : large ? 6 : 20); ++seed)
+          ASSERT_EQ(run_groups_case(job, expected, 2, 0, test::random_schedule(seed), false), "")
+              << c.name << ", depth " << depth << ", queue " << on_queue << ", seed " << seed;
+        if (large) continue;
+        /* The first paths through the tree of choices of the second step. */
+        const test::Expected short_run = job.expected(1, 2);
+        test::Exhaustive paths;
+        bool more = true;
+        while (more && paths.count() < (MFSDP_TEST_SANITIZER ? 10 : 200)) {
+          ASSERT_EQ(run_groups_case(job, short_run, 1, 1, paths.chooser(), false), "")
+              << c.name << ", path " << paths.count();
+          more = paths.next();
+        }
+      }
 }
 
 /* ---- each kind of wait is needed ---- */

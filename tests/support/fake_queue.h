@@ -110,7 +110,7 @@ inline FakeChooser hosts_first() {
 
 /* ---- clocks ---- */
 
-const int kFakeActors = 16;
+const int kFakeActors = 20;
 
 struct FakeClock {
   std::array<uint32_t, kFakeActors> at{};
@@ -159,8 +159,8 @@ struct FakeSend {
 class FakeWorld {
 public:
   FakeWorld(int32_t ranks, const FakeChooser &choose, bool check_races)
-      : lanes(static_cast<std::size_t>(ranks * ranks)), ranks_(ranks), choose_(choose),
-        check_races_(check_races), hosts_(static_cast<std::size_t>(ranks)) {
+      : ranks_(ranks), choose_(choose), check_races_(check_races),
+        hosts_(static_cast<std::size_t>(ranks)) {
     actor_count_ = ranks;
   }
 
@@ -243,21 +243,21 @@ public:
   struct Lane {
     std::deque<std::shared_ptr<FakeSend>> posted;
   };
-  std::vector<Lane> lanes; /* from * ranks + to */
-  Lane &lane(int32_t from, int32_t to) {
-    return lanes[static_cast<std::size_t>(from * ranks_ + to)];
+  /* Of one of the worlds that the ranks share (FakeWire), by ranks of this one. */
+  Lane &lane(int32_t wire, int32_t from, int32_t to) {
+    return lanes_[std::array<int32_t, 3>{{wire, from, to}}];
   }
   int32_t ranks() const { return ranks_; }
   /* Labels live in objects that may be gone when a race is reported. */
   const char *keep(const char *label) { return labels_.insert(label).first->c_str(); }
 
-  /* Messages of the control plane, by generation. */
+  /* Messages of a wire's control plane, by generation. */
   struct Meeting {
     std::vector<std::vector<unsigned char>> messages;
     FakeClock clock;
     int32_t arrived = 0;
   };
-  std::vector<Meeting> meetings;
+  std::map<int32_t, std::vector<Meeting>> meetings;
 
 private:
   struct Host {
@@ -443,6 +443,7 @@ private:
   std::string problems_, last_race_;
   std::map<const unsigned char *, Block> blocks_;
   std::array<std::vector<const char *>, kFakeActors> names_;
+  std::map<std::array<int32_t, 3>, Lane> lanes_;
   std::set<std::string> labels_;
   std::mutex mutex_;
   std::condition_variable baton_;
@@ -582,7 +583,9 @@ private:
     (void)b->put(queue_of(queue), "copy", [=](mfsdp_error *) {
       b->world_->reads(src, nbytes);
       b->world_->writes(dst, nbytes);
-      if (!before.empty() && std::memcmp(before.data(), src, nbytes) != 0)
+      /* What a queue has written meanwhile, the clocks look after. */
+      if (!before.empty() && b->world_->only_hosts_wrote(src, nbytes) &&
+          std::memcmp(before.data(), src, nbytes) != 0)
         b->world_->report("host memory changed before the copy that was to read it");
       return b->inner_ops()->copy(b->inner_->self, b->inline_, dst, dst_space, src, src_space,
                                   nbytes);
@@ -760,9 +763,19 @@ private:
 
 /* ---- the transport and the control plane of one rank ---- */
 
+/* Ranks that form a world: `members` in the order of their numbers there; `wire` tells worlds apart. */
+struct FakeWire {
+  int32_t wire = 0;
+  std::vector<int32_t> members;
+};
+
 class FakeTransport {
 public:
-  explicit FakeTransport(FakeBackend *backend) : backend_(backend), world_(backend->world()) {
+  explicit FakeTransport(FakeBackend *backend) : FakeTransport(backend, all_of(backend)) {}
+  FakeTransport(FakeBackend *backend, const FakeWire &wire)
+      : backend_(backend), world_(backend->world()), wire_(wire) {
+    const auto at = std::find(wire.members.begin(), wire.members.end(), backend->rank());
+    if (at == wire.members.end()) throw std::logic_error("a wire without this rank");
     static const mfsdp_transport_ops transport_ops = {sizeof(mfsdp_transport_ops),
                                                       "fake",
                                                       submit,
@@ -775,21 +788,21 @@ public:
                                                       nullptr,
                                                       nullptr};
     static const mfsdp_control_ops control_ops = {sizeof(mfsdp_control_ops), "fake", allgather,
-                                                  probe, now_us};
+                                                  probe, now_us, nullptr};
     std::memset(&transport, 0, sizeof(transport));
     transport.struct_nbytes = sizeof(transport);
     transport.ops = &transport_ops;
     transport.self = this;
     transport.backend = backend->table();
-    transport.rank = backend->rank();
-    transport.world = world_->ranks();
+    transport.rank = static_cast<int32_t>(at - wire.members.begin());
+    transport.world = members();
     transport.deadline_us = 1000000;
     std::memset(&control, 0, sizeof(control));
     control.struct_nbytes = sizeof(control);
     control.ops = &control_ops;
     control.self = this;
-    control.rank = backend->rank();
-    control.world = world_->ranks();
+    control.rank = transport.rank;
+    control.world = transport.world;
     control.deadline_us = 1000000;
   }
   mfsdp_transport transport;
@@ -803,7 +816,20 @@ private:
     const char *label;
   };
   static FakeTransport *of(void *self) { return static_cast<FakeTransport *>(self); }
+  static FakeWire all_of(FakeBackend *backend) {
+    FakeWire wire;
+    for (int32_t r = 0; r < backend->world()->ranks(); ++r)
+      wire.members.push_back(r);
+    return wire;
+  }
   int32_t rank() const { return backend_->rank(); }
+  int32_t members() const { return static_cast<int32_t>(wire_.members.size()); }
+  FakeWorld::Lane &lane_to(int32_t peer) {
+    return world_->lane(wire_.wire, rank(), wire_.members.at(static_cast<std::size_t>(peer)));
+  }
+  FakeWorld::Lane &lane_from(int32_t peer) {
+    return world_->lane(wire_.wire, wire_.members.at(static_cast<std::size_t>(peer)), rank());
+  }
 
   static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *opaque,
                              const mfsdp_batch *batch) {
@@ -838,7 +864,7 @@ private:
               [this, queue, b](mfsdp_error *) {
                 for (const std::shared_ptr<FakeSend> &send : b->sends) {
                   send->posted = queue->clock;
-                  world_->lane(rank(), send->x.peer).posted.push_back(send);
+                  lane_to(send->x.peer).posted.push_back(send);
                 }
                 return MFSDP_OK;
               })
@@ -858,12 +884,12 @@ private:
       for (const mfsdp_xfer &x : b->receives)
         ++from[x.peer];
       for (const auto &entry : from)
-        if (world_->lane(entry.first, rank()).posted.size() < entry.second) return false;
+        if (lane_from(entry.first).posted.size() < entry.second) return false;
       return true;
     };
   }
   mfsdp_status receive(FakeQueue *queue, const Batch &b, const mfsdp_xfer &x, mfsdp_error *error) {
-    auto &posted = world_->lane(x.peer, rank()).posted;
+    auto &posted = lane_from(x.peer).posted;
     const std::shared_ptr<FakeSend> send = posted.front();
     posted.pop_front();
     if (send->x.nbytes != x.nbytes || send->check != b.check)
@@ -904,19 +930,20 @@ private:
     FakeTransport *t = of(self);
     FakeWorld *world = t->world_;
     const std::size_t generation = t->generation_++;
-    const std::size_t ranks = static_cast<std::size_t>(world->ranks());
-    if (world->meetings.size() <= generation) world->meetings.resize(generation + 1);
-    FakeWorld::Meeting *meeting = &world->meetings[generation];
+    const std::size_t ranks = t->wire_.members.size();
+    std::vector<FakeWorld::Meeting> &meetings = world->meetings[t->wire_.wire];
+    if (meetings.size() <= generation) meetings.resize(generation + 1);
+    FakeWorld::Meeting *meeting = &meetings[generation];
     meeting->messages.resize(ranks);
-    meeting->messages[static_cast<std::size_t>(t->rank())].assign(
+    meeting->messages[static_cast<std::size_t>(t->control.rank)].assign(
         static_cast<const unsigned char *>(in), static_cast<const unsigned char *>(in) + nbytes);
     meeting->clock.join(*world->host_clock(t->rank()));
     ++meeting->arrived;
-    if (!world->host_wait(t->rank(), [world, generation] {
-          return world->meetings[generation].arrived == world->ranks();
+    if (!world->host_wait(t->rank(), [&meetings, generation, t] {
+          return meetings[generation].arrived == t->members();
         }))
       return MFSDP_FAIL(context, MFSDP_E_TIMEOUT, "fake control: nobody can go on");
-    meeting = &world->meetings[generation];
+    meeting = &meetings[generation];
     world->host_clock(t->rank())->join(meeting->clock);
     for (std::size_t r = 0; r < ranks; ++r) {
       if (meeting->messages[r].size() != nbytes)
@@ -928,13 +955,14 @@ private:
     return MFSDP_OK;
   }
   static mfsdp_status probe(void *self, mfsdp_context *, uint8_t *alive, int64_t) {
-    std::memset(alive, 1, static_cast<std::size_t>(of(self)->world_->ranks()));
+    std::memset(alive, 1, of(self)->wire_.members.size());
     return MFSDP_OK;
   }
   static int64_t now_us(void *) { return 0; }
 
   FakeBackend *backend_;
   FakeWorld *world_;
+  FakeWire wire_;
   std::size_t generation_ = 0;
   mfsdp_error error_ = mfsdp_error_none();
 };
