@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * plan.c - the planner on the shapes of public models and at scale.
+ * plan.c - the planner on the shapes of public models and at scale, and what its plans would take.
  *
  * Per model and world, BALANCED with Newton-Schulz costs:
- *   max cost        the largest optimizer cost of a rank over the proven bound; the limit column
- * names the argument that binds, the peer is SCOPE_GREEDY with the same costs resident max    bytes
- * on the fullest rank over the mean; the limit is what no plan can beat plan time       from
- * description to plan, this thread alone plan memory     peak of the allocator while the plan is
- * made `wrong` counts elements that are not owned exactly once. Then 100,000 tensors on 16,384
- * ranks.
+ *   max cost      the largest optimizer cost of a rank over the proven bound; the limit column names
+ *                 the argument that binds, the peer is SCOPE_GREEDY by elements
+ *   resident max  bytes on the fullest rank over the mean; the limit is what no plan can beat
+ *   plan time     from description to plan, this thread alone
+ *   plan memory   peak of the allocator while the plan is made
+ * `wrong` counts elements that are not owned exactly once. Then 100,000 tensors on 16,384 ranks, and
+ * the published step times with more ranks (support/headline.h). Writes the tables as
+ * build/bench/plan.md and the charts as build/bench/plan.svg.
  */
 #include "support/bench.h"
+#include "support/headline.h"
 
 #include "mfsdp/plan.h"
+#include "plan/file.h"
 #include "plan/models.h"
 
 #include <math.h>
@@ -134,8 +138,17 @@ static void note(worst *all, const measured *m, double mean) {
                                    1.05 * (double)m->summary.resident_nbytes_bound;
 }
 
+/* A row of the table for docs: cost over its bound, bytes over the mean and over their bound. */
+static void put_case(FILE *f, const char *model, int32_t world, const measured *m, double mean) {
+  fprintf(f, "| %s | %d | %.4f (%s) | %.4f | %.4f (%s) |\n", model, (int)world,
+          m->summary.cost_ratio, mfsdp_plan_bound_name(m->summary.bound),
+          (double)m->summary.resident_nbytes.max / mean,
+          (double)m->summary.resident_nbytes.max / (double)m->summary.resident_nbytes_bound,
+          mfsdp_plan_bound_name(m->summary.resident_bound));
+}
+
 static int run_case(bench_report *report, const char *model, const plan_params *params,
-                    int32_t world, int repeats, worst *all) {
+                    int32_t world, int repeats, worst *all, FILE *table) {
   measured ours, peer;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   bench_row row = bench_row_default();
@@ -172,14 +185,18 @@ static int run_case(bench_report *report, const char *model, const plan_params *
   add(report, name, "plan time", ours.seconds * 1e3, "ms", NULL, (double)NAN, -1);
   add(report, name, "plan memory", (double)ours.peak_nbytes / 1048576.0, "MiB", NULL, (double)NAN,
       -1);
+  put_case(table, model, world, &ours, mean);
   note(all, &ours, mean);
   return 0;
 }
 
-static int run_models(bench_report *report, const bench_options *options) {
+static int run_models(bench_report *report, const bench_options *options, FILE *table) {
   worst all;
   int i, world;
   memset(&all, 0, sizeof all);
+  fputs("\n| model | ranks | largest cost over its bound | resident bytes max/mean | over their "
+        "bound |\n|---|---|---|---|---|\n",
+        table);
   for (i = 0; plan_model_at(i) != NULL; ++i) {
     const char *model = plan_model_at(i)->name;
     plan_params params;
@@ -192,7 +209,7 @@ static int run_models(bench_report *report, const bench_options *options) {
       return 1;
     }
     for (world = 8; world <= 1024 && !failed; world *= options->quick ? 8 : 2)
-      failed = run_case(report, model, &params, world, options->quick ? 1 : 3, &all);
+      failed = run_case(report, model, &params, world, options->quick ? 1 : 3, &all, table);
     plan_params_free(&params);
     if (failed) return 1;
   }
@@ -266,16 +283,46 @@ static int run_scale(bench_report *report, const bench_options *options) {
   return failed;
 }
 
+/* ---- what it writes ---- */
+
+static int write_text(const char *path, FILE *f, char **text, size_t *nbytes) {
+  plan_error error;
+  int status = fclose(f) == 0 ? PLAN_OK : plan_fail(&error, "no memory for %s", path);
+  if (status == PLAN_OK) status = plan_file_write(path, *text, *nbytes, &error);
+  if (status == PLAN_OK)
+    printf("written: %s\n", path);
+  else
+    fprintf(stderr, "plan: %s\n", error.text);
+  free(*text);
+  return status == PLAN_OK ? 0 : 1;
+}
+
+static int run(bench_report *report, const bench_options *options) {
+  char *texts[2] = {NULL, NULL};
+  size_t nbytes[2] = {0, 0};
+  FILE *table = open_memstream(&texts[0], &nbytes[0]), *svg = open_memstream(&texts[1], &nbytes[1]);
+  int status;
+  if (!table || !svg) {
+    fprintf(stderr, "plan: no memory\n");
+    return 1;
+  }
+  headline_run(report, options->quick, table, svg);
+  status = run_models(report, options, table);
+  if (status == 0) status = run_scale(report, options);
+  status |= write_text("build/bench/plan.md", table, &texts[0], &nbytes[0]);
+  return status | write_text("build/bench/plan.svg", svg, &texts[1], &nbytes[1]);
+}
+
 int main(int argc, char **argv) {
   bench_options options;
   bench_report report;
-  int status = bench_parse(
-      argc, argv, "plan: the planner on the shapes of public models, against proven bounds.",
-      &options);
+  int status = bench_parse(argc, argv,
+                           "plan: the planner on the shapes of public models, against proven "
+                           "bounds; published step times.",
+                           &options);
   if (status != 0) return status == 1 ? 0 : status;
   status = bench_open(&report, "plan", &options);
   if (status != 0) return status;
-  status = run_models(&report, &options);
-  if (status == 0) status = run_scale(&report, &options);
+  status = run(&report, &options);
   return bench_close(&report) || status;
 }

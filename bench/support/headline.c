@@ -1,19 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * headline.c - the published optimizer step times of MatrixFSDP against simulate.h, and what the
- * same model says of far more ranks.
- *
- * Published (arXiv 2607.05895): 8 nodes of 8 A100-SXM4-80GB, NVLink and InfiniBand; models of
- * 3.2/6.4/12.9/25.8 billion on 8/16/32/64 ranks; optimizer step of stock FSDP2 with Muon and of
- * MatrixFSDP: 367 -> 87, 1285 -> 89, 3079 -> 91, 5064 -> 93 ms. Its public repository also prints a
- * 32-layer model on 8 ranks: 747 -> 175 ms, "32 layers, hidden 4096, intermediate 16384, 32 heads".
- * Nothing here is measured on such a machine: two rates are fitted to one row, the rest is the
- * model.
- */
-#include "bench/support/bench.h"
+#include "headline.h"
 
 #include "plan/chart.h"
-#include "plan/file.h"
 #include "plan/models.h"
 
 #include "mfsdp/simulate.h"
@@ -35,7 +23,7 @@ static const struct {
 } extra = {8, 32, 747, 175};
 
 static void die(const char *message) {
-  fprintf(stderr, "headline: %s\n", message);
+  fprintf(stderr, "plan: %s\n", message);
   exit(1);
 }
 
@@ -146,7 +134,7 @@ static double fit(const mfsdp_plan *plan, mfsdp_cluster *cluster, double *field,
 static void row(bench_report *report, const char *name, const char *metric, double value,
                 const char *unit, double theirs) {
   bench_row r = bench_row_default();
-  r.bench = "headline";
+  r.bench = report->bench;
   r.name = name;
   r.metric = metric;
   r.unit = unit;
@@ -230,7 +218,9 @@ static const scale_model scale_models[] = {
 enum { SCALES = sizeof scale_models / sizeof scale_models[0], GROUP = 256 };
 
 typedef struct scale {
-  double ranks[MOST_SCALE], step[MOST_SCALE], hsdp[MOST_SCALE];
+  double knee; /* ranks from which on the largest matrix decides */
+  double ranks[MOST_SCALE], step[MOST_SCALE], wire[MOST_SCALE], imbalance[MOST_SCALE];
+  double hsdp_step[MOST_SCALE], hsdp_wire[MOST_SCALE]; /* groups of GROUP ranks */
   int count;
 } scale;
 
@@ -260,7 +250,10 @@ static void scale_point(bench_report *report, const char *name, const plan_param
   snprintf(label, sizeof label, "%s, %d ranks", name, (int)world);
   out->ranks[out->count] = world;
   out->step[out->count] = all.optimizer_us * 1e-3;
-  out->hsdp[out->count++] = hsdp.optimizer_us * 1e-3;
+  out->wire[out->count] = (all.materialize_us + all.reduce_us) * 1e-3;
+  out->imbalance[out->count] = mfsdp_plan_spread_ratio(summary.cost, world);
+  out->hsdp_step[out->count] = hsdp.optimizer_us * 1e-3;
+  out->hsdp_wire[out->count++] = (hsdp.materialize_us + hsdp.reduce_us) * 1e-3;
   row(report, label, "owner step", all.optimizer_us * 1e-3, "ms", 0);
   row(report, label, "compute max/mean", mfsdp_plan_spread_ratio(summary.cost, world), "ratio", 0);
   row(report, label, "materialize and reduce", (all.materialize_us + all.reduce_us) * 1e-3, "ms",
@@ -295,7 +288,8 @@ static void predict_scale(bench_report *report, int quick, const mfsdp_cluster *
   for (int m = 0; m < SCALES; ++m) {
     plan_params params;
     fill_scale(&scale_models[m], &params);
-    row(report, scale_models[m].name, "ranks where the largest matrix takes over", knee(&params),
+    out[m].knee = knee(&params);
+    row(report, scale_models[m].name, "ranks where the largest matrix takes over", out[m].knee,
         "ranks", 0);
     for (int32_t world = 64; world <= 16384; world *= quick ? 16 : 2)
       scale_point(report, scale_models[m].name, &params, cluster, world, &out[m]);
@@ -331,16 +325,11 @@ static void draw_published(FILE *f, const prediction *p) {
   }
 }
 
-static int draw(const char *path, const prediction *p, const scale *scales, plan_error *error) {
+static void draw(FILE *f, const prediction *p, const scale *scales) {
   static const int colors[SCALES] = {0, 1, 2, 3, 4, 5};
   plan_series series[SCALES];
   const plan_chart chart = {"Owner step on more ranks, 5 Newton-Schulz steps", "ranks",
                             "milliseconds", series, SCALES};
-  char *text = NULL;
-  size_t nbytes = 0;
-  int status;
-  FILE *f = open_memstream(&text, &nbytes);
-  if (!f) return plan_fail(error, "no memory to draw");
   for (int m = 0; m < SCALES; ++m) {
     const plan_series one = {scale_models[m].name, scales[m].ranks, scales[m].step,
                              scales[m].count,      colors[m],       0};
@@ -355,31 +344,61 @@ static int draw(const char *path, const prediction *p, const scale *scales, plan
   draw_published(f, p);
   plan_chart_put(f, &chart, PLAN_CHART_WIDTH, 0);
   fputs("</svg>\n", f);
-  status = fclose(f) == 0 ? plan_file_write(path, text, nbytes, error)
-                          : plan_fail(error, "no memory to draw");
-  free(text);
-  return status;
 }
 
-int main(int argc, char **argv) {
-  static const char path[] = "build/bench/headline.svg";
+/* ---- the tables ---- */
+
+static void table_published(FILE *f, const prediction *p) {
+  fputs(
+      "| ranks | blocks | MatrixFSDP published, ms | predicted | stock published, ms | predicted, "
+      "NVLink rate fitted | predicted, NVLink by data sheet | every rank redundantly |\n"
+      "|---|---|---|---|---|---|---|---|\n",
+      f);
+  for (int i = 0; i < ROWS; ++i)
+    fprintf(f, "| %d%s | %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f |\n", (int)published[i].ranks,
+            i == FIT ? " (fitted)" : "", (int)published[i].layers, published[i].owner_ms,
+            p[i].owner, published[i].stock_ms, p[i].fitted, p[i].sheet, p[i].redundant);
+}
+
+/* One figure per model and world from 256 on, and one behind: NULL, or of HSDP at the most ranks. */
+static void table_scale(FILE *f, const char *title, const scale *scales, int is_wire) {
+  fprintf(f, "\n| %s |", title);
+  for (int i = 0; i < scales[0].count; ++i)
+    if (scales[0].ranks[i] >= GROUP) fprintf(f, " %.0f |", scales[0].ranks[i]);
+  fputs(is_wire ? " HSDP of 256, most ranks | owner step there |\n|---|---|---|"
+                : " max/mean, most ranks | largest matrix takes over at |\n|---|---|---|",
+        f);
+  for (int i = 0; i < scales[0].count; ++i)
+    if (scales[0].ranks[i] >= GROUP) fputs("---|", f);
+  for (int m = 0; m < SCALES; ++m) {
+    const scale *s = &scales[m];
+    const int last = s->count - 1;
+    fprintf(f, "\n| %s |", scale_models[m].name);
+    for (int i = 0; i < s->count; ++i)
+      if (s->ranks[i] >= GROUP)
+        fprintf(f, is_wire ? " %.0f |" : " %.1f |", is_wire ? s->wire[i] : s->step[i]);
+    if (is_wire)
+      fprintf(f, " %.0f | %.1f |", s->hsdp_wire[last], s->hsdp_step[last]);
+    else
+      fprintf(f, " %.1f | %.0f ranks |", s->imbalance[last], s->knee);
+  }
+  fputc('\n', f);
+}
+
+/* ---- all of it ---- */
+
+void headline_run(bench_report *report, int quick, FILE *tables, FILE *svg) {
   const mfsdp_context_desc desc = mfsdp_context_desc_default();
   static scale scales[SCALES];
   prediction predictions[ROWS];
-  bench_options options;
-  bench_report report;
   mfsdp_cluster cluster;
-  plan_error error;
-  const int parsed = bench_parse(
-      argc, argv, "Published optimizer step times against simulate.h, and far more ranks.",
-      &options);
-  if (parsed) return parsed == 1 ? 0 : 2;
+  memset(scales, 0, sizeof scales);
   if (mfsdp_context_init(&context, &desc) != MFSDP_OK) die("no context");
-  if (bench_open(&report, "headline", &options)) return 2;
-  predict_published(&report, predictions, &cluster);
-  predict_scale(&report, options.quick, &cluster, scales);
-  if (draw(path, predictions, scales, &error) != PLAN_OK) die(error.text);
-  printf("drawn: %s\n", path);
+  predict_published(report, predictions, &cluster);
+  predict_scale(report, quick, &cluster, scales);
+  table_published(tables, predictions);
+  table_scale(tables, "owner step, ms", scales, 0);
+  table_scale(tables, "materialize and reduce, ms", scales, 1);
+  draw(svg, predictions, scales);
   if (mfsdp_context_destroy(&context) != MFSDP_OK) die(mfsdp_context_error(&context)->message);
-  return bench_close(&report);
 }
