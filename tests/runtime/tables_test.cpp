@@ -3,132 +3,18 @@
  * What the runtime does after a failure in steady state: it reports, keeps the first error, refuses
  * further use with it on every rank, and is destroyed cleanly.
  */
+#include "failing.h"
 #include "runtime_rig.h"
 
 namespace {
 
+using test::FailingBackend;
+using test::FailingTransport;
 using test::Job;
 using test::must_fail;
 using test::Rank;
 using test::require;
 using test::Trainer;
-
-/* ---- a transport whose nth submit fails ---- */
-
-class FailingTransport {
-public:
-  FailingTransport(const mfsdp_transport &inner, int64_t fail_at)
-      : inner_(inner), fail_at_(fail_at) {
-    ops_ = *inner.ops;
-    ops_.submit = submit;
-    ops_.reserve = reserve;
-    ops_.poll = poll;
-    ops_.poison = poison;
-    ops_.destroy = destroy;
-    table = inner;
-    table.ops = &ops_;
-    table.self = this;
-  }
-  mfsdp_transport table;
-  bool failed() const { return count_ > fail_at_; }
-
-private:
-  static FailingTransport *of(void *self) { return static_cast<FailingTransport *>(self); }
-  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
-                             const mfsdp_batch *batch) {
-    FailingTransport *t = of(self);
-    if (t->count_++ == t->fail_at_)
-      return MFSDP_FAIL_PEER(context, MFSDP_E_PEER, 0, "injected: the cable was cut");
-    return t->inner_.ops->submit(t->inner_.self, context, queue, batch);
-  }
-  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
-    return of(self)->inner_.ops->reserve(of(self)->inner_.self, context, count);
-  }
-  static mfsdp_status poll(void *self, mfsdp_context *context) {
-    return of(self)->inner_.ops->poll(of(self)->inner_.self, context);
-  }
-  static void poison(void *self, const mfsdp_error *why) {
-    of(self)->inner_.ops->poison(of(self)->inner_.self, why);
-  }
-  static mfsdp_status destroy(void *self, mfsdp_context *context) {
-    return of(self)->inner_.ops->destroy(of(self)->inner_.self, context);
-  }
-  mfsdp_transport inner_;
-  mfsdp_transport_ops ops_;
-  int64_t count_ = 0, fail_at_;
-};
-
-/* ---- a backend whose nth operation fails: refused at once, or later on its queue ---- */
-
-struct BackendFault {
-  const mfsdp_backend_ops *inner = nullptr;
-  mfsdp_context *context = nullptr;
-  int64_t count = 0, fail_at = -1;
-  bool later = false, failed = false;
-};
-thread_local BackendFault fault; /* a backend is called from its rank's own thread */
-
-mfsdp_status fail_task(void *, mfsdp_error *error) {
-  return MFSDP_ERROR_SET(error, MFSDP_E_BACKEND, -1, "injected: the device fell off the bus");
-}
-
-/* 1: this operation fails. `queue` NULL: it cannot fail later. */
-int strikes(void *self, mfsdp_queue *queue, mfsdp_status *status) {
-  *status = MFSDP_OK;
-  if (fault.later && queue == nullptr) return 0;
-  if (fault.count++ != fault.fail_at) return 0;
-  fault.failed = true;
-  if (fault.later)
-    *status = fault.inner->queue_call(self, queue, fail_task, nullptr);
-  else
-    *status = MFSDP_FAIL(fault.context, MFSDP_E_BACKEND, "injected: the device fell off the bus");
-  return 1;
-}
-
-#define FAILING(entry, queue, parameters, arguments)                              \
-  mfsdp_status failing_##entry parameters {                                       \
-    mfsdp_status status;                                                          \
-    return strikes(self, queue, &status) ? status : fault.inner->entry arguments; \
-  }
-FAILING(event_record, nullptr, (void *self, mfsdp_queue *q, mfsdp_event *e), (self, q, e))
-FAILING(queue_wait, nullptr, (void *self, mfsdp_queue *q, mfsdp_event *e), (self, q, e))
-FAILING(event_wait, nullptr, (void *self, mfsdp_context *c, mfsdp_event *e, int64_t t),
-        (self, c, e, t))
-FAILING(copy, q,
-        (void *self, mfsdp_queue *q, void *d, mfsdp_space ds, const void *s, mfsdp_space ss,
-         size_t n),
-        (self, q, d, ds, s, ss, n))
-FAILING(fill_bytes, q, (void *self, mfsdp_queue *q, void *d, int32_t b, size_t n),
-        (self, q, d, b, n))
-FAILING(sum_terms, q,
-        (void *self, mfsdp_queue *q, float *acc, int32_t first, const void *const *terms,
-         mfsdp_dtype dtype, int32_t term_count, int64_t n),
-        (self, q, acc, first, terms, dtype, term_count, n))
-FAILING(sumsq, q,
-        (void *self, mfsdp_queue *q, double *slots, const float *acc, const mfsdp_block *blocks,
-         int32_t n),
-        (self, q, slots, acc, blocks, n))
-FAILING(verdict_fold, q, (void *self, mfsdp_queue *q, const mfsdp_verdict_args *a), (self, q, a))
-FAILING(gemm, q, (void *self, mfsdp_queue *q, const mfsdp_gemm_args *a), (self, q, a))
-FAILING(normalize, q, (void *self, mfsdp_queue *q, const mfsdp_normalize_args *a), (self, q, a))
-FAILING(fused, q, (void *self, mfsdp_queue *q, const mfsdp_fused_args *a), (self, q, a))
-#undef FAILING
-
-mfsdp_backend_ops failing_ops(const mfsdp_backend_ops *inner) {
-  mfsdp_backend_ops ops = *inner;
-  ops.event_record = failing_event_record;
-  ops.queue_wait = failing_queue_wait;
-  ops.event_wait = failing_event_wait;
-  ops.copy = failing_copy;
-  ops.fill_bytes = failing_fill_bytes;
-  ops.sum_terms = failing_sum_terms;
-  ops.sumsq = failing_sumsq;
-  ops.verdict_fold = failing_verdict_fold;
-  ops.gemm = failing_gemm;
-  ops.normalize = failing_normalize;
-  ops.fused = failing_fused;
-  return ops;
-}
 
 /* ---- what must hold then ---- */
 
@@ -137,6 +23,7 @@ void expect_refused(Rank &rank, Trainer &t) {
   const std::string first = "runtime: refused after the first error, MFSDP_E_";
   const mfsdp_step_desc desc = t.step_desc(0);
   mfsdp_verdict verdict = mfsdp_verdict_default();
+  mfsdp_progress progress = mfsdp_progress_default();
   std::vector<float> dst(5000);
   const mfsdp_counters before = rank.context.counters;
   const std::vector<std::function<mfsdp_status()>> calls = {
@@ -151,6 +38,8 @@ void expect_refused(Rank &rank, Trainer &t) {
       [&] { return mfsdp_step_verdict(t.runtime, &verdict); },
       [&] { return mfsdp_runtime_init(t.runtime, Trainer::init, nullptr); },
       [&] { return mfsdp_param_export(t.runtime, 0, -1, dst.data()); },
+      [&] { return mfsdp_runtime_progress(t.runtime, &progress); },
+      [&] { return mfsdp_runtime_resume(t.runtime, &progress); },
   };
   for (const std::function<mfsdp_status()> &call : calls) {
     must_fail(rank, call(), MFSDP_E_POISONED, first);
@@ -159,11 +48,14 @@ void expect_refused(Rank &rank, Trainer &t) {
   require(std::memcmp(&before, &rank.context.counters, sizeof(before)) == 0, "something was sent");
 }
 
-/* Two steps and an export of everything. */
+/* Two steps, counts that are taken and given back, and an export of everything. */
 mfsdp_status work(const Job &job, Trainer *t) {
+  mfsdp_progress progress = mfsdp_progress_default();
   std::vector<float> dst(5000);
   for (int64_t s = 0; s < 2; ++s)
     MFSDP_TRY(t->step(s));
+  MFSDP_TRY(mfsdp_runtime_progress(t->runtime, &progress));
+  MFSDP_TRY(mfsdp_runtime_resume(t->runtime, &progress));
   for (int32_t i = 0; i < job.model.count(); ++i)
     MFSDP_TRY(mfsdp_param_export(t->runtime, i, -1, dst.data()));
   return MFSDP_OK;
@@ -172,7 +64,8 @@ mfsdp_status work(const Job &job, Trainer *t) {
 /* Returns the status of the work itself; what must hold after it is checked here. */
 mfsdp_status work_and_end(const Job &job, Rank &rank, Trainer *t) {
   const mfsdp_status status = work(job, t);
-  const bool failed = fault.failed; /* before destroy, whose own calls may fail as well */
+  const bool failed =
+      FailingBackend::failed(); /* before destroy, whose own calls may fail as well */
   if (status != MFSDP_OK) {
     must_fail(rank, status, status, "injected: ");
     expect_refused(rank, *t);
@@ -195,36 +88,54 @@ Job failing_job(mfsdp_host_queue_kind kind) {
 
 const int64_t kEnoughUs = 5 * 1000000; /* far below the deadline of 20 s, far above the work */
 
+/* The same with everything that runs ahead or behind, 16 bits in every unit, masters in another
+ * space, and a trainer that computes on a queue. */
+Job narrow_job(mfsdp_host_queue_kind kind) {
+  Job job = failing_job(kind);
+  test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  test::set_dtypes(&job.model, 2, MFSDP_F16, MFSDP_F16, MFSDP_F16);
+  job.on_queue = kind == MFSDP_HOST_QUEUE_WORKER;
+  job.tune = [](mfsdp_runtime_desc *desc) {
+    desc->prefetch_depth = 2;
+    desc->reduce_depth = 1;
+    desc->state_space = MFSDP_SPACE_PINNED;
+  };
+  return job;
+}
+
+void fail_every_submit(const Job &job) {
+  int64_t n = 0;
+  for (bool failed = true; failed && !::testing::Test::HasFailure(); ++n) {
+    mfsdp_status seen[3] = {MFSDP_OK, MFSDP_OK, MFSDP_OK};
+    failed = false;
+    const int64_t start_us = mfsdp_clock_us();
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+      FailingTransport transport(rank.transport, rank.rank == 1 ? n : INT64_MAX - 1);
+      Trainer t(&rank, &job, 1);
+      t.transport = transport.table;
+      MFSDP_TRY(t.create());
+      seen[rank.rank] = work_and_end(job, rank, &t);
+      if (rank.rank == 1) failed = transport.failed();
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << "submit " << n << ": " << result.text();
+    EXPECT_EQ(seen[1], failed ? MFSDP_E_PEER : MFSDP_OK) << "submit " << n;
+    EXPECT_LT(mfsdp_clock_us() - start_us, kEnoughUs) << "submit " << n;
+    if (failed) continue;
+    EXPECT_EQ(seen[0], MFSDP_OK);
+    EXPECT_EQ(seen[2], MFSDP_OK);
+  }
+  EXPECT_GT(n, 20);
+}
+
 TEST(Failure, OfEverySubmit) {
   for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
-    const Job job = failing_job(kind);
-    int64_t n = 0;
-    for (bool failed = true; failed && !HasFailure(); ++n) {
-      mfsdp_status seen[3] = {MFSDP_OK, MFSDP_OK, MFSDP_OK};
-      failed = false;
-      const int64_t start_us = mfsdp_clock_us();
-      const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
-        FailingTransport transport(rank.transport, rank.rank == 1 ? n : INT64_MAX - 1);
-        Trainer t(&rank, &job, 1);
-        t.transport = transport.table;
-        MFSDP_TRY(t.create());
-        seen[rank.rank] = work_and_end(job, rank, &t);
-        if (rank.rank == 1) failed = transport.failed();
-        return MFSDP_OK;
-      });
-      EXPECT_TRUE(result.ok()) << "submit " << n << ": " << result.text();
-      EXPECT_EQ(seen[1], failed ? MFSDP_E_PEER : MFSDP_OK) << "submit " << n;
-      EXPECT_LT(mfsdp_clock_us() - start_us, kEnoughUs) << "submit " << n;
-      if (failed) continue;
-      EXPECT_EQ(seen[0], MFSDP_OK);
-      EXPECT_EQ(seen[2], MFSDP_OK);
-    }
-    EXPECT_GT(n, 20);
+    fail_every_submit(failing_job(kind));
+    fail_every_submit(narrow_job(kind));
   }
 }
 
-void fail_every_operation(mfsdp_host_queue_kind kind, bool later) {
-  const Job job = failing_job(kind);
+void fail_every_operation(const Job &job, bool later) {
 #if MFSDP_TEST_SANITIZER
   const int64_t stride = 11;
 #else
@@ -236,24 +147,17 @@ void fail_every_operation(mfsdp_host_queue_kind kind, bool later) {
     failed = false;
     const int64_t start_us = mfsdp_clock_us();
     const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
-      const mfsdp_backend_ops ops = failing_ops(rank.backend->ops);
-      mfsdp_backend backend = *rank.backend;
-      backend.ops = &ops;
-      fault = BackendFault();
-      fault.inner = rank.backend->ops;
-      fault.context = &rank.context;
-      fault.later = later;
-      fault.fail_at = rank.rank == 1 ? n : -1;
+      FailingBackend backend(&rank, rank.rank == 1 ? n : -1, later);
       Trainer t(&rank, &job, 1);
-      t.backend = &backend;
-      t.transport.backend = &backend;
+      t.backend = &backend.table;
+      t.transport.backend = &backend.table;
       mfsdp_status status = t.create();
       if (status == MFSDP_OK)
         status = work_and_end(job, rank, &t);
       else if (t.runtime != nullptr) /* init failed: the runtime is as refused as after a step */
         expect_refused(rank, t);
       seen[rank.rank] = status;
-      if (rank.rank == 1) failed = fault.failed;
+      if (rank.rank == 1) failed = FailingBackend::failed();
       return status; /* if not OK, the rig poisons for us: a failed set-up leaves that to the
                         program */
     });
@@ -275,16 +179,20 @@ void fail_every_operation(mfsdp_host_queue_kind kind, bool later) {
 }
 
 TEST(Failure, OfEveryBackendCall) {
-  fail_every_operation(MFSDP_HOST_QUEUE_INLINE, false);
+  fail_every_operation(failing_job(MFSDP_HOST_QUEUE_INLINE), false);
+  fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_INLINE), false);
 }
 TEST(Failure, OfEveryBackendCallWithWorkers) {
-  fail_every_operation(MFSDP_HOST_QUEUE_WORKER, false);
+  fail_every_operation(failing_job(MFSDP_HOST_QUEUE_WORKER), false);
+  fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_WORKER), false);
 }
 TEST(Failure, OfEveryPieceOfQueuedWork) {
-  fail_every_operation(MFSDP_HOST_QUEUE_INLINE, true);
+  fail_every_operation(failing_job(MFSDP_HOST_QUEUE_INLINE), true);
+  fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_INLINE), true);
 }
 TEST(Failure, OfEveryPieceOfQueuedWorkWithWorkers) {
-  fail_every_operation(MFSDP_HOST_QUEUE_WORKER, true);
+  fail_every_operation(failing_job(MFSDP_HOST_QUEUE_WORKER), true);
+  fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_WORKER), true);
 }
 
 /* A rank that goes away in the middle of a step: the others hear of it by the deadline. */
