@@ -3,6 +3,7 @@
  * Groups: dense units on all ranks, experts on some of them. Every parameter, state and verdict bit
  * for bit against the oracle; what one instance does must not show in another.
  */
+#include "failing.h"
 #include "groups_rig.h"
 
 namespace {
@@ -850,6 +851,99 @@ TEST(Failure, ARankThatStopsIsNoticedByTheDeadline) {
   }
 }
 
+/* ---- every submit of one world, every operation of one rank's backend ---- */
+
+/* Dense and expert units, or both with copies; the second one sends in four worlds. */
+std::vector<GroupsJob> failing_jobs() {
+  std::vector<GroupsJob> out(2, base_job());
+  out[0].add_group({{0, 1}}, dense_tensors());
+  out[0].add_instance(true, {{0}}, expert_tensors("a"));
+  out[0].add_instance(false, {{1}}, other_tensors("b"));
+  out[1].add_group({{0, 1}, {2, 3}}, dense_tensors());
+  out[1].add_instance(true, {{0}, {2}}, {ref::matrix("a", 1, 7, 9)});
+  out[1].add_instance(false, {{1}, {3}}, {ref::matrix("b", 1, 5, 9)});
+  for (GroupsJob &job : out) {
+    test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+    job.chunk_nbytes = 1024;
+  }
+  return out;
+}
+
+enum class What { kGroupSubmit, kReplicaSubmit, kCall, kQueuedWork };
+
+/* Two steps with the nth failure on `culprit`: everybody ends early, knowing why, or has ended, and
+ * nothing is left. False: there were fewer than n. */
+bool fail_nth(const GroupsJob &job, What what, int32_t culprit, int64_t n) {
+  bool failed = false;
+  std::vector<mfsdp_status> status(static_cast<std::size_t>(job.ranks()), MFSDP_OK);
+  std::vector<std::string> message(status.size());
+  const int64_t start_us = mfsdp_clock_us();
+  const bool backend_fails = what == What::kCall || what == What::kQueuedWork;
+  const RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    const std::size_t me = static_cast<std::size_t>(rank.rank);
+    const bool mine = rank.rank == culprit;
+    test::FailingBackend backend(&rank, mine && backend_fails ? n : -1, what == What::kQueuedWork);
+    std::vector<std::unique_ptr<test::FailingTransport>> wrapped;
+    const auto wrap = [&](const mfsdp_transport **transport, bool fails) {
+      if (*transport == nullptr) return;
+      wrapped.emplace_back(new test::FailingTransport(
+          **transport, mine && fails && !backend_fails ? n : INT64_MAX - 1));
+      wrapped.back()->table.backend = &backend.table;
+      *transport = &wrapped.back()->table;
+    };
+    GroupsTrainer t(&rank, &links, &job, 1);
+    MFSDP_TRY(t.make_plans());
+    status[me] = t.make_runtime([&](mfsdp_runtime_desc *desc, std::vector<mfsdp_group> *groups,
+                                    std::vector<mfsdp_hyper_group> *) {
+      desc->backend = &backend.table;
+      for (mfsdp_group &group : *groups) { /* the first of its kind fails */
+        wrap(&group.transport, what == What::kGroupSubmit && wrapped.empty());
+        wrap(&group.replica, what == What::kReplicaSubmit && wrapped.size() == 1);
+      }
+    });
+    if (status[me] == MFSDP_OK) status[me] = t.init();
+    for (int64_t s = 0; s < 2 && status[me] == MFSDP_OK; ++s)
+      status[me] = t.step(s);
+    if (mine)
+      failed = backend_fails ? test::FailingBackend::failed()
+                             : wrapped[what == What::kReplicaSubmit ? 1 : 0]->failed();
+    message[me] = mfsdp_context_error(&rank.context)->message;
+    if (status[me] != MFSDP_OK && t.runtime != nullptr)
+      must_fail(rank, t.begin(9), MFSDP_E_POISONED, "refused after the first error");
+    MFSDP_TRY(rank.barrier()); /* nobody's leaving ends the others' wait */
+    const mfsdp_status last = t.destroy();
+    require(last == MFSDP_OK || (mine && status[me] == MFSDP_OK), "destroy after a failure");
+    return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << "number " << n << ": " << result.text();
+  EXPECT_LT(mfsdp_clock_us() - start_us, job.deadline_us / 2) << "number " << n;
+  for (std::size_t r = 0; r < status.size(); ++r) { /* the last step may be through elsewhere */
+    const bool told = message[r].find("injected: ") != std::string::npos;
+    EXPECT_TRUE(status[r] == MFSDP_OK || (failed && told))
+        << "number " << n << " rank " << r << ": " << message[r];
+  }
+  return failed;
+}
+
+TEST(Failure, OfEverySubmitAndOperation) {
+  for (const GroupsJob &base : failing_jobs())
+    for (const What what :
+         {What::kGroupSubmit, What::kReplicaSubmit, What::kCall, What::kQueuedWork})
+      for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
+        const bool operations = what == What::kCall || what == What::kQueuedWork;
+        GroupsJob job = base;
+        if (what == What::kReplicaSubmit && !job.groups[0][0].replicated) continue;
+        job.queue_kind = kind;
+        if (kind == MFSDP_HOST_QUEUE_WORKER) job.prefetch_depth = job.reduce_depth = 1;
+        const int64_t stride = (MFSDP_TEST_SANITIZER ? 7 : 1) * (operations ? 5 : 1);
+        int64_t n = 0;
+        while (fail_nth(job, what, static_cast<int32_t>(n) % job.ranks(), n) && !HasFailure())
+          n += stride;
+        EXPECT_GT(n, operations ? 100 : 5);
+        EXPECT_LT(n, 5000);
+      }
+}
+
 /* ---- set-up under failing allocations ---- */
 
 enum class Who { kOneRank, kOneRankForGood };
@@ -904,6 +998,10 @@ TEST(SetUp, EveryAllocationOfOneRankFails) {
         job.add_instance(false, {{1}, {3}}, other_tensors("b"));
       }
       job.queue_kind = kind;
+      if (kind == MFSDP_HOST_QUEUE_WORKER) { /* tables and buffers of their own */
+        job.prefetch_depth = job.reduce_depth = 1;
+        test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+      }
       int64_t n = 0;
       while (fail_allocation(job, n % 2 ? Who::kOneRank : Who::kOneRankForGood,
                              static_cast<int32_t>(n % 4), n) &&

@@ -64,6 +64,15 @@ void fail_every_allocation(mfsdp_host_queue_kind kind, Who who) {
   Job job = test::small_job();
   job.queue_kind = kind;
   job.model.tensors.push_back(ref::tied("head", 2, job.model.tensors[0]));
+  if (kind == MFSDP_HOST_QUEUE_WORKER) { /* tables and buffers of their own */
+    test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+    test::set_dtypes(&job.model, 1, MFSDP_F16, MFSDP_F16, MFSDP_F16);
+    job.tune = [](mfsdp_runtime_desc *desc) {
+      desc->prefetch_depth = 2;
+      desc->reduce_depth = 1;
+      desc->state_space = MFSDP_SPACE_HOST;
+    };
+  }
   const test::Expected expected(job, 2, 1);
 #if MFSDP_TEST_SANITIZER
   const int64_t stride = 3;
