@@ -16,6 +16,7 @@
  *   optimizer.h         route many local tensors
  *   collective.h        owner-segment gather and reduce over your transport
  *   runtime.h           units, steps, verdicts: all of the above in a training loop
+ *   safetensors.h       headers of safetensors files and their index, read and written
  *   backend.h, transport.h   the two tables to implement for another device or network
  *   context.h           the per-rank context: allocator, log, trace, last error
  *
@@ -47,6 +48,7 @@
 #include "mfsdp/plan.h"
 #include "mfsdp/random.h"
 #include "mfsdp/runtime.h"
+#include "mfsdp/safetensors.h"
 #include "mfsdp/shard.h"
 #include "mfsdp/simulate.h"
 #include "mfsdp/status.h"
