@@ -16,9 +16,13 @@
  *   MFSDP_TRY(mfsdp_reduce(context, reduce, queue, full_grad, accumulator, first, workspace));
  *
  * Every rank of the transport makes the same collectives from the same layout and runs them in the
- * same order. Algorithm DIRECT: point-to-point between owners and the others. Its reduction adds
- * the contributions in rank order into the owner's fp32 accumulator, so the result is bit for bit
- * that of one process adding the same terms in that order.
+ * same order. Algorithms:
+ *   DIRECT        point-to-point between owners and the others. Its reduction adds the contributions
+ *                 in rank order into the owner's fp32 accumulator, so the result is bit for bit that
+ *                 of one process adding the same terms in that order. The default.
+ *   RING          chunks go round a ring (collective/ring.h): bytes of the unit / rate, also when one
+ *                 rank owns everything.
+ *   HIERARCHICAL  one copy for each node, then inside it (collective/hierarchical.h).
  *
  * Does not: compress, average (the verdict scales), or choose an order between collectives.
  * Link flags: none.
@@ -26,399 +30,10 @@
 #ifndef MFSDP_COLLECTIVE_H
 #define MFSDP_COLLECTIVE_H
 
-#include "shard.h"
-#include "transport.h"
-
-typedef enum mfsdp_coll_kind { MFSDP_COLL_GATHER = 1, MFSDP_COLL_REDUCE } mfsdp_coll_kind;
-
-typedef enum mfsdp_algorithm {
-  MFSDP_DIRECT = 1, /* the default; the only one with the bit promise */
-  MFSDP_RING,
-  MFSDP_HIERARCHICAL,
-  MFSDP_NATIVE,
-  MFSDP_ALGORITHM_AUTO
-} mfsdp_algorithm;
-
-/* Who owns what of a full buffer. Offsets and counts in elements of `dtype`. */
-typedef struct mfsdp_layout {
-  size_t struct_nbytes;
-  const mfsdp_extent *extents; /* extent_count, of all ranks, in any order, apart from each other */
-  int32_t extent_count, world;
-  mfsdp_dtype dtype;  /* gather: compute dtype; reduce: wire dtype */
-  int64_t full_count; /* length of the full buffer */
-} mfsdp_layout;
-
-typedef struct mfsdp_coll_desc {
-  size_t struct_nbytes;
-  mfsdp_coll_kind kind;
-  mfsdp_algorithm algorithm;
-  const mfsdp_layout *layout;       /* read by create only */
-  const mfsdp_transport *transport; /* must outlive the collective */
-  size_t
-      chunk_nbytes; /* reduce: at most this many bytes of a peer's contribution are in flight, which
-                        * bounds the workspace; equal on all ranks, at least 1024 */
-  mfsdp_traffic traffic;
-  const char *label; /* for traces and messages; must outlive the collective */
-} mfsdp_coll_desc;
-
-/* DIRECT, chunks of 256 KiB: with a few ranks the staged terms stay in a core's cache. */
-MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void) {
-  mfsdp_coll_desc desc;
-  memset(&desc, 0, sizeof(desc));
-  desc.struct_nbytes = sizeof(desc);
-  desc.algorithm = MFSDP_DIRECT;
-  desc.chunk_nbytes = (size_t)256 << 10;
-  desc.label = "collective";
-  return desc;
-}
-
-/* ---- the list: what create emits, run replays, and tests and simulate.h walk ---- */
-
-/* Which of the run's buffers an address is relative to. */
-typedef enum mfsdp_coll_base {
-  MFSDP_COLL_SHARD, /* gather: this rank's segment */
-  MFSDP_COLL_FULL,  /* the full buffer */
-  MFSDP_COLL_WORKSPACE,
-  MFSDP_COLL_BASE_COUNT
-} mfsdp_coll_base;
-
-/* One transfer; becomes an mfsdp_xfer when the bases are known. */
-typedef struct mfsdp_coll_xfer {
-  size_t offset_nbytes, nbytes, payload_nbytes;
-  int32_t base, peer, is_send;
-} mfsdp_coll_xfer;
-
-/* One term of a sum. */
-typedef struct mfsdp_coll_term {
-  size_t offset_nbytes;
-  int32_t base;
-} mfsdp_coll_term;
-
-typedef enum mfsdp_coll_op_kind {
-  MFSDP_COLL_SUBMIT = 1, /* transfers [first, first + count) as one batch */
-  MFSDP_COLL_COPY,       /* local: `elements` from SHARD at src_offset to FULL at dst_offset */
-  MFSDP_COLL_SUM         /* acc[dst_offset ...] from terms [first, first + count), in this order */
-} mfsdp_coll_op_kind;
-
-typedef struct mfsdp_coll_op {
-  mfsdp_coll_op_kind kind;
-  int32_t first, count;
-  int64_t src_offset, dst_offset, elements;
-} mfsdp_coll_op;
-
-typedef struct mfsdp_coll {
-  mfsdp_coll_kind kind;
-  mfsdp_dtype dtype;
-  mfsdp_traffic traffic;
-  const mfsdp_transport *transport;
-  const char *label;
-  mfsdp_coll_op *ops;
-  mfsdp_coll_xfer *xfers;
-  mfsdp_coll_term *terms;
-  mfsdp_xfer *resolved;       /* scratch of the run: one batch with addresses */
-  const void **term_pointers; /* scratch of the run: one sum with addresses */
-  int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
-  size_t workspace_nbytes;
-  int64_t segment_count, full_count; /* of this rank, of the unit; elements */
-  uint64_t sequence;                 /* runs so far: part of the check word */
-  uint64_t identity;                 /* hash of what every rank must agree on */
-  mfsdp_trace_mark begin, end;       /* in queue order: what the trace shows is when it ran */
-} mfsdp_coll;
-
-/* ---- validation ---- */
-
-MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int64_t b_count) {
-  return a_count > 0 && b_count > 0 && (a < b ? b - a < a_count : a - b < b_count);
-}
-
-/* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment
- * (each rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
-MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfsdp_coll_desc *desc,
-                                               int32_t index, int64_t *unit_high,
-                                               int64_t *own_high) {
-  const mfsdp_extent *extents = desc->layout->extents, *e = &extents[index];
-  const int own = e->owner == desc->transport->rank;
-  int32_t i;
-  if (e->count == 0) return MFSDP_OK;
-  if (e->unit_offset < *unit_high || (own && e->shard_offset < *own_high))
-    for (i = 0; i < index; ++i) {
-      if (mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset,
-                                  extents[i].count))
-        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                          "%s: extents %d and %d overlap in the full buffer", desc->label, (int)i,
-                          (int)index);
-      if (own && extents[i].owner == e->owner &&
-          mfsdp__coll_ranges_meet(e->shard_offset, e->count, extents[i].shard_offset,
-                                  extents[i].count))
-        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                          "%s: extents %d and %d overlap in the segment of rank %d", desc->label,
-                          (int)i, (int)index, (int)e->owner);
-    }
-  if (e->unit_offset + e->count > *unit_high) *unit_high = e->unit_offset + e->count;
-  if (own && e->shard_offset + e->count > *own_high) *own_high = e->shard_offset + e->count;
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context,
-                                                 const mfsdp_coll_desc *desc) {
-  const mfsdp_layout *layout = desc->layout;
-  int64_t unit_high = 0, own_high = 0;
-  int32_t i;
-  for (i = 0; i < layout->extent_count; ++i) {
-    const mfsdp_extent *e = &layout->extents[i];
-    int64_t end, nbytes;
-    if (e->owner < 0 || e->owner >= layout->world)
-      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: extent %d is owned by %d, needs 0 to %d",
-                        desc->label, (int)i, (int)e->owner, (int)layout->world - 1);
-    if (e->count < 0 || e->payload_count < 0 || e->payload_count > e->count || e->unit_offset < 0 ||
-        !mfsdp_i64_add(e->unit_offset, e->count, &end) || end > layout->full_count)
-      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "%s: extent %d [%lld, +%lld) with payload %lld does not lie in a buffer of "
-                        "%lld elements",
-                        desc->label, (int)i, (long long)e->unit_offset, (long long)e->count,
-                        (long long)e->payload_count, (long long)layout->full_count);
-    if (e->shard_offset < 0 || !mfsdp_i64_add(e->shard_offset, e->count, &end) ||
-        !mfsdp_i64_add(end, MFSDP_ALIGN_ELEMENTS, &end) || !mfsdp_i64_mul(end, 8, &nbytes))
-      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                        "%s: extent %d cannot stand at %lld of a segment", desc->label, (int)i,
-                        (long long)e->shard_offset);
-    MFSDP_TRY(mfsdp__coll_check_apart(context, desc, i, &unit_high, &own_high));
-  }
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context,
-                                                const mfsdp_coll_desc *desc) {
-  const mfsdp_layout *layout = desc->layout;
-  size_t nbytes;
-  if (layout == NULL || layout->struct_nbytes != sizeof(*layout))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the layout is NULL or its struct_nbytes is not %zu", desc->label,
-                      sizeof(*layout));
-  if (layout->extent_count < 0 || (layout->extent_count > 0 && layout->extents == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the layout has %d extents at %s, needs 0 or a table", desc->label,
-                      (int)layout->extent_count, layout->extents ? "a table" : "NULL");
-  if (layout->full_count < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the layout's full_count is %lld, needs 0 or more", desc->label,
-                      (long long)layout->full_count);
-  if (layout->world != desc->transport->world)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the layout is for world %d, the transport for %d", desc->label,
-                      (int)layout->world, (int)desc->transport->world);
-  if (mfsdp_dtype_nbytes(layout->dtype) == 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the layout's dtype is %d, which is none",
-                      desc->label, (int)layout->dtype);
-  if (!mfsdp_elements_nbytes(layout->full_count, layout->dtype, &nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: %lld elements of %s overflow", desc->label,
-                      (long long)layout->full_count, mfsdp_dtype_name(layout->dtype));
-  if (desc->kind == MFSDP_COLL_REDUCE && layout->dtype == MFSDP_F64)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: the sum is kept in fp32, the wire is f64",
-                      desc->label);
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc) {
-  if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || desc->label == NULL)
-    return MFSDP_FAIL(
-        context, MFSDP_E_ARGUMENT,
-        "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
-        "mfsdp_coll_desc_default)",
-        sizeof(*desc));
-  if (desc->kind != MFSDP_COLL_GATHER && desc->kind != MFSDP_COLL_REDUCE)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: kind is %d, needs MFSDP_COLL_GATHER or MFSDP_COLL_REDUCE", desc->label,
-                      (int)desc->kind);
-  if (desc->algorithm < MFSDP_DIRECT || desc->algorithm > MFSDP_ALGORITHM_AUTO)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d", desc->label,
-                      (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
-  if (desc->algorithm != MFSDP_DIRECT)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                      "%s: algorithm %d is not in this version, only DIRECT", desc->label,
-                      (int)desc->algorithm);
-  if (desc->traffic < MFSDP_TRAFFIC_MATERIALIZE || desc->traffic > MFSDP_TRAFFIC_EXPORT)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d", desc->label,
-                      (int)desc->traffic, (int)MFSDP_TRAFFIC_EXPORT);
-  if (desc->chunk_nbytes < MFSDP_ALIGN_ELEMENTS * 8)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
-                      desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
-  MFSDP_TRY(mfsdp_transport_check(context, desc->transport));
-  MFSDP_TRY(mfsdp__coll_check_layout(context, desc));
-  return mfsdp__coll_check_extents(context, desc);
-}
-
-/* ---- emitters. Each runs twice: once to count (tables NULL), once to fill. ---- */
-
-typedef struct mfsdp__coll_emitter {
-  const mfsdp_layout *layout;
-  mfsdp_coll *coll; /* its tables are NULL while counting */
-  int32_t rank, batch_first;
-  size_t element_nbytes;
-} mfsdp__coll_emitter;
-
-MFSDP_API void mfsdp__coll_emit_xfer(mfsdp__coll_emitter *m, int32_t base, int64_t offset,
-                                     int64_t count, int64_t payload_count, int32_t peer,
-                                     int32_t is_send) {
-  mfsdp_coll *coll = m->coll;
-  if (coll->xfers != NULL) {
-    mfsdp_coll_xfer *x = &coll->xfers[coll->xfer_count];
-    x->base = base;
-    x->offset_nbytes = (size_t)offset * m->element_nbytes;
-    x->nbytes = (size_t)count * m->element_nbytes;
-    x->payload_nbytes = (size_t)payload_count * m->element_nbytes;
-    x->peer = peer;
-    x->is_send = is_send;
-  }
-  ++coll->xfer_count;
-}
-
-MFSDP_API mfsdp_coll_op *mfsdp__coll_emit_op(mfsdp__coll_emitter *m, mfsdp_coll_op_kind kind,
-                                             int32_t first, int32_t count) {
-  static const mfsdp_coll_op none = {MFSDP_COLL_SUBMIT, 0, 0, 0, 0, 0};
-  mfsdp_coll *coll = m->coll;
-  mfsdp_coll_op *op = NULL;
-  if (coll->ops != NULL) {
-    op = &coll->ops[coll->op_count];
-    *op = none;
-    op->kind = kind;
-    op->first = first;
-    op->count = count;
-  }
-  ++coll->op_count;
-  return op;
-}
-
-/* Closes the batch opened at batch_first; an empty one is left out. */
-MFSDP_API void mfsdp__coll_emit_batch(mfsdp__coll_emitter *m) {
-  mfsdp_coll *coll = m->coll;
-  const int32_t count = coll->xfer_count - m->batch_first;
-  if (count > 0) (void)mfsdp__coll_emit_op(m, MFSDP_COLL_SUBMIT, m->batch_first, count);
-  if (count > coll->max_batch_count) coll->max_batch_count = count;
-  m->batch_first = coll->xfer_count;
-}
-
-/*
- * DIRECT gather: one batch. Owners send each extent to every other rank, starting with the next one
- * so that not all talk to rank 0 first; everyone receives straight into its full buffer. Both sides
- * walk the extents in table order, so the messages of a pair match without tags.
- */
-MFSDP_API void mfsdp__coll_emit_gather_direct(mfsdp__coll_emitter *m) {
-  const mfsdp_layout *layout = m->layout;
-  int32_t step, i;
-  for (step = 1; step < layout->world; ++step) {
-    const int32_t to = (m->rank + step) % layout->world;
-    const int32_t from = (m->rank + layout->world - step) % layout->world;
-    for (i = 0; i < layout->extent_count; ++i) {
-      const mfsdp_extent *e = &layout->extents[i];
-      if (e->count == 0) continue;
-      if (e->owner == m->rank)
-        mfsdp__coll_emit_xfer(m, MFSDP_COLL_SHARD, e->shard_offset, e->count, e->payload_count, to,
-                              1);
-      else if (e->owner == from)
-        mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, e->unit_offset, e->count, e->payload_count, from,
-                              0);
-    }
-  }
-  mfsdp__coll_emit_batch(m);
-  for (i = 0; i < layout->extent_count; ++i) {
-    const mfsdp_extent *e = &layout->extents[i];
-    if (e->owner == m->rank && e->count > 0) {
-      mfsdp_coll_op *op = mfsdp__coll_emit_op(m, MFSDP_COLL_COPY, 0, 0);
-      if (op == NULL) continue;
-      op->src_offset = e->shard_offset;
-      op->dst_offset = e->unit_offset;
-      op->elements = e->count;
-    }
-  }
-}
-
-/* The part of extent `e` that falls in [first, first + chunk) of its owner's segment: 0 if none. */
-typedef struct mfsdp__coll_cut {
-  int64_t unit_offset, shard_offset, count, payload_count;
-} mfsdp__coll_cut;
-
-MFSDP_API int mfsdp__coll_cut_extent(const mfsdp_extent *e, int64_t first, int64_t chunk,
-                                     mfsdp__coll_cut *cut) {
-  const int64_t low = e->shard_offset > first ? e->shard_offset : first;
-  const int64_t extent_end = e->shard_offset + e->count;
-  const int64_t high = extent_end < first + chunk ? extent_end : first + chunk;
-  const int64_t skipped = low - e->shard_offset;
-  if (high <= low) return 0;
-  cut->unit_offset = e->unit_offset + skipped;
-  cut->shard_offset = low;
-  cut->count = high - low;
-  /* Padding is booked at the extent's end: sums over the chunks are exact, single chunks need not
-   * be. */
-  cut->payload_count = e->payload_count - skipped;
-  if (cut->payload_count < 0) cut->payload_count = 0;
-  if (cut->payload_count > cut->count) cut->payload_count = cut->count;
-  return 1;
-}
-
-/* The sums of one round on the owner: its cuts, each from all ranks in rank order. */
-MFSDP_API void mfsdp__coll_emit_sums(mfsdp__coll_emitter *m, int64_t first, int64_t chunk) {
-  mfsdp_coll *coll = m->coll;
-  const mfsdp_layout *layout = m->layout;
-  int32_t i, r;
-  for (i = 0; i < layout->extent_count; ++i) {
-    mfsdp__coll_cut cut;
-    mfsdp_coll_op *op;
-    const int32_t first_term = coll->term_count;
-    if (layout->extents[i].owner != m->rank ||
-        !mfsdp__coll_cut_extent(&layout->extents[i], first, chunk, &cut))
-      continue;
-    for (r = 0; r < layout->world; ++r, ++coll->term_count) {
-      const int32_t place = r < m->rank ? r : r - 1; /* of the peer's chunk in the workspace */
-      const int64_t offset =
-          r == m->rank ? cut.unit_offset : (int64_t)place * chunk + cut.shard_offset - first;
-      if (coll->terms == NULL) continue;
-      coll->terms[coll->term_count].base = r == m->rank ? MFSDP_COLL_FULL : MFSDP_COLL_WORKSPACE;
-      coll->terms[coll->term_count].offset_nbytes = (size_t)offset * m->element_nbytes;
-    }
-    op = mfsdp__coll_emit_op(m, MFSDP_COLL_SUM, first_term, layout->world);
-    if (op == NULL) continue;
-    op->dst_offset = cut.shard_offset;
-    op->elements = cut.count;
-  }
-}
-
-/*
- * DIRECT reduce, in rounds of one chunk of every owner's segment: everyone sends its contribution
- * to each owner, owners stage their peers' chunks and add them in rank order. The workspace is
- * world - 1 chunks whatever the unit's size.
- */
-MFSDP_API void mfsdp__coll_emit_reduce_direct(mfsdp__coll_emitter *m, int64_t chunk,
-                                              int64_t longest) {
-  const mfsdp_layout *layout = m->layout;
-  int64_t first;
-  int32_t step, i;
-  for (first = 0; first < longest; first += chunk) {
-    for (step = 1; step < layout->world; ++step) {
-      const int32_t to = (m->rank + step) % layout->world;
-      const int32_t from = (m->rank + layout->world - step) % layout->world;
-      const int32_t place = from < m->rank ? from : from - 1;
-      for (i = 0; i < layout->extent_count; ++i) {
-        const mfsdp_extent *e = &layout->extents[i];
-        mfsdp__coll_cut cut;
-        if ((e->owner != m->rank && e->owner != to) ||
-            !mfsdp__coll_cut_extent(e, first, chunk, &cut))
-          continue;
-        if (e->owner == to)
-          mfsdp__coll_emit_xfer(m, MFSDP_COLL_FULL, cut.unit_offset, cut.count, cut.payload_count,
-                                to, 1);
-        else
-          mfsdp__coll_emit_xfer(m, MFSDP_COLL_WORKSPACE,
-                                (int64_t)place * chunk + cut.shard_offset - first, cut.count,
-                                cut.payload_count, from, 0);
-      }
-    }
-    mfsdp__coll_emit_batch(m);
-    mfsdp__coll_emit_sums(m, first, chunk);
-  }
-}
+#include "collective/check.h"
+#include "collective/direct.h"
+#include "collective/hierarchical.h"
+#include "collective/ring.h"
 
 /* ---- life cycle ---- */
 
@@ -434,14 +49,78 @@ MFSDP_API void mfsdp_coll_destroy(mfsdp_context *context, mfsdp_coll *coll) {
   mfsdp_table_free(context, coll, 1, sizeof(*coll));
 }
 
-MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, int64_t chunk, int64_t longest) {
+MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, mfsdp_algorithm algorithm,
+                                int64_t longest) {
   mfsdp_coll *coll = m->coll;
+  const int gather = coll->kind == MFSDP_COLL_GATHER;
   coll->op_count = coll->xfer_count = coll->term_count = 0;
   m->batch_first = 0;
-  if (coll->kind == MFSDP_COLL_GATHER)
-    mfsdp__coll_emit_gather_direct(m);
+  if (algorithm == MFSDP_RING)
+    gather ? mfsdp__coll_emit_gather_ring(m) : mfsdp__coll_emit_reduce_ring(m);
+  else if (algorithm == MFSDP_HIERARCHICAL)
+    gather ? mfsdp__coll_emit_gather_hierarchical(m) : mfsdp__coll_emit_reduce_hierarchical(m);
   else
-    mfsdp__coll_emit_reduce_direct(m, chunk, longest);
+    gather ? mfsdp__coll_emit_gather_direct(m)
+           : mfsdp__coll_emit_reduce_direct(m, m->chunk, longest);
+}
+
+/* ---- tables of the emitters that move chunk by chunk ---- */
+
+/* Extents owner after owner, in table order; and how many chunks each owner's segment has. */
+MFSDP_API void mfsdp__coll_index_extents(mfsdp__coll_emitter *m) {
+  const mfsdp_layout *layout = m->layout;
+  int32_t i, q;
+  for (i = 0; i < layout->extent_count; ++i) {
+    const mfsdp_extent *e = &layout->extents[i];
+    const int64_t rounds =
+        m->chunk == 0 ? 0 : (e->shard_offset + e->count + m->chunk - 1) / m->chunk;
+    if (e->count == 0) continue;
+    ++m->owner_at[e->owner + 1];
+    if (rounds > m->round_count[e->owner]) m->round_count[e->owner] = rounds;
+  }
+  for (q = 0; q < layout->world; ++q)
+    m->owner_at[q + 1] += m->owner_at[q];
+  for (i = 0; i < layout->extent_count; ++i)
+    if (layout->extents[i].count > 0) m->by_owner[m->owner_at[layout->extents[i].owner]++] = i;
+  for (q = layout->world; q > 0; --q) /* each has moved on to where the next begins */
+    m->owner_at[q] = m->owner_at[q - 1];
+  m->owner_at[0] = 0;
+}
+
+/* Ranks node after node, nodes numbered by their first rank. */
+MFSDP_API void mfsdp__coll_index_nodes(mfsdp__coll_emitter *m) {
+  const int32_t *given = m->coll->transport->node_of_rank, world = m->layout->world;
+  int32_t r, s, filled = 0;
+  for (r = 0; r < world; ++r) {
+    for (s = 0; given != NULL && s < r && given[s] != given[r]; ++s) {
+    }
+    m->node_of[r] = given == NULL ? 0 : s < r ? m->node_of[s] : m->node_count;
+    if (m->node_of[r] == m->node_count) ++m->node_count;
+  }
+  for (s = 0; s < m->node_count; ++s) {
+    m->node_at[s] = filled;
+    for (r = 0; r < world; ++r)
+      if (m->node_of[r] == s) m->by_node[filled++] = r;
+  }
+  m->node_at[m->node_count] = filled;
+}
+
+/* Bytes of the tables, int64_t first. */
+MFSDP_API size_t mfsdp__coll_tables_nbytes(const mfsdp_layout *layout) {
+  const size_t world = (size_t)layout->world, extents = (size_t)layout->extent_count;
+  return world * sizeof(int64_t) + (extents + 4 * world + 2) * sizeof(int32_t);
+}
+
+MFSDP_API void mfsdp__coll_index(mfsdp__coll_emitter *m, void *tables) {
+  const int32_t world = m->layout->world;
+  m->round_count = (int64_t *)tables;
+  m->by_owner = (int32_t *)(void *)(m->round_count + world);
+  m->owner_at = m->by_owner + m->layout->extent_count;
+  m->node_of = m->owner_at + world + 1;
+  m->by_node = m->node_of + world;
+  m->node_at = m->by_node + world;
+  mfsdp__coll_index_extents(m);
+  mfsdp__coll_index_nodes(m);
 }
 
 MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *coll) {
@@ -521,18 +200,67 @@ MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int
   }
 }
 
-/* E_OVERFLOW if a list could pass its 32-bit counts: a rank has at most one transfer or term for each
- * peer and each round or extent. */
+/* E_OVERFLOW if a list could pass its 32-bit counts: a rank has at most two transfers, or one term,
+ * for each peer and each round or extent. */
 MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                                 int64_t chunk, int64_t longest) {
   const mfsdp_layout *layout = desc->layout;
-  const int64_t rounds = desc->kind == MFSDP_COLL_REDUCE && chunk > 0 ? longest / chunk + 1 : 0;
-  if (rounds + layout->extent_count <= INT32_MAX / layout->world) return MFSDP_OK;
+  const int in_rounds = desc->kind == MFSDP_COLL_REDUCE || desc->algorithm != MFSDP_DIRECT;
+  const int64_t rounds = in_rounds && chunk > 0 ? longest / chunk + 1 : 0;
+  const int64_t ways = desc->algorithm == MFSDP_DIRECT ? 1 : 2;
+  if (rounds + layout->extent_count <= INT32_MAX / ways / layout->world) return MFSDP_OK;
   return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
                     "%s: %lld rounds of chunks and %d extents on %d ranks make more than 2^31 - 1 "
                     "transfers; raise chunk_nbytes (%zu)",
                     desc->label, (long long)rounds, (int)layout->extent_count, (int)layout->world,
                     desc->chunk_nbytes);
+}
+
+/* Workspace of a reduction whose emitter is ready. E_OVERFLOW. */
+MFSDP_API mfsdp_status mfsdp__coll_workspace(mfsdp_context *context, const mfsdp_coll_desc *desc,
+                                             const mfsdp__coll_emitter *m, int64_t longest) {
+  mfsdp_coll *coll = m->coll;
+  int64_t elements;
+  if (coll->kind == MFSDP_COLL_GATHER || desc->layout->world == 1 || longest == 0) return MFSDP_OK;
+  if (desc->algorithm == MFSDP_DIRECT) {
+    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(
+        desc->layout->world, coll->segment_count, longest, coll->dtype, desc->chunk_nbytes);
+    return MFSDP_OK;
+  }
+  if (!mfsdp_i64_mul(m->chunk, 8 * (int64_t)desc->layout->world, &elements))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: the workspace overflows", desc->label);
+  elements = desc->algorithm == MFSDP_RING ? 2 * (int64_t)desc->layout->world * m->chunk
+                                           : mfsdp__node_workspace(m);
+  if (!mfsdp_elements_nbytes(elements, coll->dtype, &coll->workspace_nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: the workspace overflows", desc->label);
+  return MFSDP_OK;
+}
+
+/* Counts, allocates and fills the lists. A world of one has no ring and no nodes. */
+MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll,
+                                        const mfsdp_coll_desc *desc, int64_t chunk,
+                                        int64_t longest) {
+  const mfsdp_algorithm algorithm = desc->layout->world == 1 ? MFSDP_DIRECT : desc->algorithm;
+  const size_t nbytes = algorithm == MFSDP_DIRECT ? 0 : mfsdp__coll_tables_nbytes(desc->layout);
+  mfsdp__coll_emitter emitter;
+  void *tables;
+  mfsdp_status status = mfsdp_table_alloc(context, nbytes, 1, desc->label, &tables);
+  if (status != MFSDP_OK) return status;
+  memset(&emitter, 0, sizeof(emitter));
+  emitter.layout = desc->layout;
+  emitter.coll = coll;
+  emitter.rank = desc->transport->rank;
+  emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
+  emitter.chunk = chunk;
+  if (algorithm != MFSDP_DIRECT) mfsdp__coll_index(&emitter, tables);
+  status = mfsdp__coll_workspace(context, desc, &emitter, longest);
+  if (status == MFSDP_OK) {
+    mfsdp__coll_emit(&emitter, algorithm, longest);
+    status = mfsdp__coll_alloc(context, coll);
+  }
+  if (status == MFSDP_OK) mfsdp__coll_emit(&emitter, algorithm, longest);
+  mfsdp_table_free(context, tables, nbytes, 1);
+  return status;
 }
 
 /*
@@ -541,7 +269,6 @@ MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mf
  */
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                          mfsdp_coll **out) {
-  mfsdp__coll_emitter emitter;
   int64_t chunk, longest, own;
   mfsdp_coll *coll;
   mfsdp_status status;
@@ -568,22 +295,13 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   coll->identity = mfsdp__coll_identity(desc);
   coll->segment_count = own;
 
-  emitter.layout = desc->layout;
-  emitter.coll = coll;
-  emitter.rank = desc->transport->rank;
-  emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
-  if (coll->kind == MFSDP_COLL_REDUCE)
-    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(desc->layout->world, own, longest,
-                                                                coll->dtype, desc->chunk_nbytes);
   coll->begin = mfsdp_trace_mark_make(context, 1, "communication", desc->label);
   coll->end = mfsdp_trace_mark_make(context, 0, "communication", desc->label);
-  mfsdp__coll_emit(&emitter, chunk, longest);
-  status = mfsdp__coll_alloc(context, coll);
+  status = mfsdp__coll_fill(context, coll, desc, chunk, longest);
   if (status != MFSDP_OK) {
     mfsdp_coll_destroy(context, coll);
     return status;
   }
-  mfsdp__coll_emit(&emitter, chunk, longest);
   *out = coll;
   return MFSDP_OK;
 }
@@ -649,17 +367,21 @@ MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_
                             MFSDP_SPACE_DEVICE, (size_t)op->elements * element_nbytes);
 }
 
+/* A sum into the accumulator, or into the workspace: set there, or added to what is there. */
 MFSDP_API mfsdp_status mfsdp__coll_sum(const mfsdp__coll_run *run, const mfsdp_coll_op *op) {
   mfsdp_coll *coll = run->coll;
   const mfsdp_backend *backend = coll->transport->backend;
+  float *base = op->kind == MFSDP_COLL_SUM ? run->accumulator
+                                           : (float *)(void *)run->target[MFSDP_COLL_WORKSPACE];
+  const int32_t first =
+      op->kind == MFSDP_COLL_SUM ? run->first : op->kind == MFSDP_COLL_SUM_PARTIAL;
   int32_t i;
   for (i = 0; i < op->count; ++i) {
     const mfsdp_coll_term *term = &coll->terms[op->first + i];
     coll->term_pointers[i] = run->source[term->base] + term->offset_nbytes;
   }
-  return backend->ops->sum_terms(backend->self, run->queue, run->accumulator + op->dst_offset,
-                                 run->first, coll->term_pointers, coll->dtype, op->count,
-                                 op->elements);
+  return backend->ops->sum_terms(backend->self, run->queue, base + op->dst_offset, first,
+                                 coll->term_pointers, coll->dtype, op->count, op->elements);
 }
 
 MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
@@ -677,7 +399,9 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
       status = mfsdp__coll_submit(run, op, check);
       break;
     case MFSDP_COLL_COPY: status = mfsdp__coll_copy(run, op); break;
-    case MFSDP_COLL_SUM: status = mfsdp__coll_sum(run, op); break;
+    case MFSDP_COLL_SUM:
+    case MFSDP_COLL_SUM_PARTIAL:
+    case MFSDP_COLL_ADD_PARTIAL: status = mfsdp__coll_sum(run, op); break;
     }
   }
   if (status == MFSDP_OK)
@@ -706,6 +430,7 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
   run.coll = coll;
   run.queue = queue;
   run.source[MFSDP_COLL_SHARD] = (const unsigned char *)shard;
+  run.source[MFSDP_COLL_FULL] = (const unsigned char *)full; /* what is passed on */
   run.target[MFSDP_COLL_FULL] = (unsigned char *)full;
   return mfsdp__coll_execute(&run);
 }

@@ -156,10 +156,12 @@ public:
   Coll &operator=(const Coll &) = delete;
   ~Coll() { mfsdp_coll_destroy(&rank_->context, coll); }
   mfsdp_status create(mfsdp_coll_kind kind, const Layout &layout, mfsdp_dtype dtype,
-                      std::size_t chunk_nbytes = 4096, const char *label = "collective") {
+                      std::size_t chunk_nbytes = 4096, const char *label = "collective",
+                      mfsdp_algorithm algorithm = MFSDP_DIRECT) {
     const mfsdp_layout table = layout.table(dtype);
     mfsdp_coll_desc desc = mfsdp_coll_desc_default();
     desc.kind = kind;
+    desc.algorithm = algorithm;
     desc.layout = &table;
     desc.transport = &rank_->transport;
     desc.traffic = kind == MFSDP_COLL_GATHER ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
@@ -270,14 +272,17 @@ mfsdp_status gather_once(Rank &rank, const Layout &layout, mfsdp_dtype dtype, mf
   return MFSDP_OK;
 }
 
-mfsdp_status gather_layout(Rank &rank, const Layout &layout, mfsdp_dtype dtype) {
+mfsdp_status gather_layout(Rank &rank, const Layout &layout, mfsdp_dtype dtype,
+                           mfsdp_algorithm algorithm = MFSDP_DIRECT) {
   Coll gather(&rank);
-  MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, dtype));
+  MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, dtype, algorithm == MFSDP_DIRECT ? 4096 : 1024,
+                          "gather", algorithm));
   REQUIRE(mfsdp_coll_workspace_nbytes(gather.coll) == 0, "a gather needs no workspace");
   for (int32_t round = 0; round < 3; ++round) { /* replayed; the last time in place where it fits */
     int64_t shift = 0;
     const bool fits = in_place_shift(layout, rank.rank, &shift) || layout.segment(rank.rank) == 0;
     MFSDP_TRY(gather_once(rank, layout, dtype, gather.coll, round, round == 2 && fits));
+    if (algorithm != MFSDP_DIRECT) continue; /* who sends what is the algorithm's own affair */
     MFSDP_TRY(
         check_counters(rank, MFSDP_TRAFFIC_MATERIALIZE, gather_traffic(layout, dtype, rank.rank)));
   }
@@ -324,14 +329,15 @@ float chain(Value value, float start, bool first, int32_t world, int32_t round, 
 
 /* Three rounds: the first starts the chain, the others go on with it. */
 mfsdp_status reduce_layout(Rank &rank, const Layout &layout, mfsdp_dtype wire, Value value,
-                           std::size_t chunk_nbytes) {
+                           std::size_t chunk_nbytes, mfsdp_algorithm algorithm = MFSDP_DIRECT) {
   Coll reduce(&rank);
-  MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, wire, chunk_nbytes));
+  MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, wire, chunk_nbytes, "reduce", algorithm));
   const std::size_t needed = mfsdp_coll_workspace_nbytes(reduce.coll);
-  REQUIRE(needed == (layout.segment(rank.rank) == 0
-                         ? 0
-                         : static_cast<std::size_t>(layout.world - 1) *
-                               nbytes_of(chunk_elements(layout, wire, chunk_nbytes), wire)),
+  REQUIRE(algorithm != MFSDP_DIRECT ||
+              needed == (layout.segment(rank.rank) == 0
+                             ? 0
+                             : static_cast<std::size_t>(layout.world - 1) *
+                                   nbytes_of(chunk_elements(layout, wire, chunk_nbytes), wire)),
           "%s: workspace of %zu bytes", layout.name.c_str(), needed);
   Memory full(&rank, nbytes_of(layout.full_count, wire));
   Memory accumulator(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
@@ -347,8 +353,9 @@ mfsdp_status reduce_layout(Rank &rank, const Layout &layout, mfsdp_dtype wire, V
     MFSDP_TRY(mfsdp_reduce(&rank.context, reduce.coll, rank.queue, full.data(),
                            accumulator.floats(), round == 0, workspace.data()));
     MFSDP_TRY(rank.finish());
-    MFSDP_TRY(check_counters(rank, MFSDP_TRAFFIC_REDUCE,
-                             reduce_traffic(layout, wire, rank.rank, chunk_nbytes)));
+    if (algorithm == MFSDP_DIRECT)
+      MFSDP_TRY(check_counters(rank, MFSDP_TRAFFIC_REDUCE,
+                               reduce_traffic(layout, wire, rank.rank, chunk_nbytes)));
     for (const mfsdp_extent &e : layout.extents)
       for (int64_t i = 0; i < e.count && e.owner == rank.rank; ++i) {
         const auto at = static_cast<std::size_t>(e.shard_offset + i);
@@ -418,6 +425,83 @@ TEST_P(Collective, ReduceOnANarrowWireRoundsEachTermOnce) {
       MFSDP_TRY(reduce_layout(rank, layout, MFSDP_BF16, uneven, 2048));
     return MFSDP_OK;
   });
+}
+
+/* ---- RING and HIERARCHICAL: sums that are exact in any order, so the chain is still the oracle ---- */
+
+/* Node maps for a world: one node, two by two, uneven and interleaved, each rank alone. */
+std::vector<std::vector<int32_t>> node_maps(int32_t world) {
+  std::vector<std::vector<int32_t>> maps(4);
+  for (int32_t r = 0; r < world; ++r) {
+    maps[0].push_back(5);
+    maps[1].push_back(r / 2);
+    maps[2].push_back(r % 5 == 0 ? 7 : r % 2);
+    maps[3].push_back(world - r);
+  }
+  return maps;
+}
+
+mfsdp_status move_exactly(Rank &rank, mfsdp_algorithm algorithm) {
+  for (const Layout &layout : layouts(rank.world)) {
+    for (mfsdp_dtype dtype : {MFSDP_F32, MFSDP_F64, MFSDP_BF16})
+      MFSDP_TRY(gather_layout(rank, layout, dtype, algorithm));
+    for (std::size_t chunk_nbytes : {std::size_t{1024}, std::size_t{1} << 18})
+      MFSDP_TRY(reduce_layout(rank, layout, MFSDP_F32, whole, chunk_nbytes, algorithm));
+  }
+  return MFSDP_OK;
+}
+
+TEST_P(Collective, RingMovesEverythingExactly) {
+  run([](Rank &rank) { return move_exactly(rank, MFSDP_RING); });
+}
+
+TEST_P(Collective, HierarchicalMovesEverythingExactly) {
+  for (const std::vector<int32_t> &nodes : node_maps(GetParam().world)) {
+    test::RanksOptions options(GetParam().world);
+    options.host.queue_kind = GetParam().queue_kind;
+    options.world.node_of_rank = nodes.data();
+    const test::RanksResult result =
+        test::run_ranks(options, [](Rank &rank) { return move_exactly(rank, MFSDP_HIERARCHICAL); });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+/* Whatever the way, each element reaches each other rank once, and each contribution its owner. */
+TEST_P(Collective, AllAlgorithmsMoveTheSamePayload) {
+  const int32_t world = GetParam().world;
+  const std::vector<int32_t> nodes = node_maps(world)[1];
+  for (const Layout &layout : layouts(world)) {
+    uint64_t elements = 0;
+    for (const mfsdp_extent &e : layout.extents)
+      elements += static_cast<uint64_t>(e.count);
+    for (mfsdp_algorithm algorithm : {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL}) {
+      std::mutex mutex;
+      uint64_t gathered = 0, reduced = 0;
+      test::RanksOptions options(world);
+      options.world.node_of_rank = nodes.data();
+      const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+        Coll gather(&rank), reduce(&rank);
+        MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 1024, "gather", algorithm));
+        MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, MFSDP_F32, 1024, "reduce", algorithm));
+        Memory full(&rank, nbytes_of(layout.full_count, MFSDP_F32));
+        Memory shard(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
+        Memory workspace(&rank, mfsdp_coll_workspace_nbytes(reduce.coll));
+        MFSDP_TRY(mfsdp_gather(&rank.context, gather.coll, rank.queue, shard.data(), full.data()));
+        MFSDP_TRY(mfsdp_reduce(&rank.context, reduce.coll, rank.queue, full.data(), shard.floats(),
+                               1, workspace.data()));
+        MFSDP_TRY(rank.finish());
+        const std::lock_guard<std::mutex> lock(mutex);
+        gathered += rank.context.counters.sent[MFSDP_TRAFFIC_MATERIALIZE].wire_nbytes;
+        reduced += rank.context.counters.sent[MFSDP_TRAFFIC_REDUCE].wire_nbytes;
+        return MFSDP_OK;
+      });
+      EXPECT_TRUE(result.ok()) << result.text();
+      EXPECT_EQ(gathered, elements * 4 * static_cast<uint64_t>(world - 1))
+          << layout.name << ", " << mfsdp_algorithm_name(algorithm);
+      EXPECT_EQ(reduced, elements * 4 * static_cast<uint64_t>(world - 1))
+          << layout.name << ", " << mfsdp_algorithm_name(algorithm);
+    }
+  }
 }
 
 Layout plan_layout(mfsdp_context *context, const mfsdp_plan *plan, int32_t unit,
@@ -650,17 +734,18 @@ protected:
   }
 
   /* Runs gather, reduce, gather on every rank, one after the other, and replays the records. */
-  std::string replay(const Layout &layout,
-                     const std::function<std::size_t(int32_t)> &chunk_nbytes) {
+  std::string replay(const Layout &layout, const std::function<std::size_t(int32_t)> &chunk_nbytes,
+                     mfsdp_algorithm algorithm = MFSDP_DIRECT, const int32_t *nodes = nullptr) {
     std::vector<std::unique_ptr<RecordingTransport>> mocks;
     const auto full_size = static_cast<std::size_t>(layout.full_count) + 1;
     std::vector<std::vector<float>> fulls, shards, workspaces;
     for (int32_t r = 0; r < layout.world; ++r) {
-      mocks.emplace_back(new RecordingTransport(r, layout.world, backend_));
+      mocks.emplace_back(new RecordingTransport(r, layout.world, backend_, nodes));
       mfsdp_layout table = layout.table(MFSDP_F32);
       mfsdp_coll_desc desc = mfsdp_coll_desc_default();
       mfsdp_coll *colls[2] = {nullptr, nullptr};
       desc.layout = &table;
+      desc.algorithm = algorithm;
       desc.transport = mocks.back()->table();
       desc.traffic = MFSDP_TRAFFIC_EXPORT;
       desc.chunk_nbytes = chunk_nbytes(r);
@@ -699,6 +784,22 @@ TEST_F(Schedule, CompletesWithoutAnyBuffering) {
       for (std::size_t chunk_nbytes : {std::size_t{1024}, std::size_t{1} << 18})
         EXPECT_EQ(replay(layout, [=](int32_t) { return chunk_nbytes; }), "")
             << layout.name << ", world " << world;
+}
+
+TEST_F(Schedule, OtherAlgorithmsCompleteWithoutAnyBuffering) {
+  for (int32_t world : {1, 2, 3, 4, 7, 8, 16})
+    for (const Layout &layout : layouts(world)) {
+      EXPECT_EQ(replay(
+                    layout, [](int32_t) { return std::size_t{1024}; }, MFSDP_RING),
+                "")
+          << layout.name << ", world " << world;
+      for (const std::vector<int32_t> &nodes : node_maps(world))
+        EXPECT_EQ(replay(
+                      layout, [](int32_t) { return std::size_t{1024}; }, MFSDP_HIERARCHICAL,
+                      nodes.data()),
+                  "")
+            << layout.name << ", world " << world;
+    }
 }
 
 TEST_F(Schedule, RandomPlansComplete) {
@@ -800,9 +901,20 @@ TEST_F(CollectiveRules, UnknownAlgorithm) {
   refused("algorithm is 6");
 }
 TEST_F(CollectiveRules, AlgorithmsNotInThisVersion) {
-  for (mfsdp_algorithm a : {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO}) {
+  for (mfsdp_algorithm a : {MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO}) {
     desc_.algorithm = a;
-    refused("only DIRECT", MFSDP_E_UNSUPPORTED);
+    refused(std::string("algorithm ") + mfsdp_algorithm_name(a) + " is not in this version",
+            MFSDP_E_UNSUPPORTED);
+  }
+}
+/* Partial sums on a narrow wire would be rounded at every rank. */
+TEST_F(CollectiveRules, NarrowSumsOnTheWay) {
+  desc_.kind = MFSDP_COLL_REDUCE;
+  table_.dtype = MFSDP_BF16;
+  for (mfsdp_algorithm a : {MFSDP_RING, MFSDP_HIERARCHICAL}) {
+    desc_.algorithm = a;
+    refused(std::string(mfsdp_algorithm_name(a)) + " sends sums on, which need fp32",
+            MFSDP_E_UNSUPPORTED);
   }
 }
 TEST_F(CollectiveRules, TrafficClassNotStated) {

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * desc.h - what a collective is made from, and the list that it becomes. Part of collective.h.
+ */
+#ifndef MFSDP_COLLECTIVE_DESC_H
+#define MFSDP_COLLECTIVE_DESC_H
+
+#include "../shard.h"
+#include "../transport.h"
+
+typedef enum mfsdp_coll_kind { MFSDP_COLL_GATHER = 1, MFSDP_COLL_REDUCE } mfsdp_coll_kind;
+
+typedef enum mfsdp_algorithm {
+  MFSDP_DIRECT = 1, /* the default; the only one with the bit promise */
+  MFSDP_RING,
+  MFSDP_HIERARCHICAL,
+  MFSDP_NATIVE,
+  MFSDP_ALGORITHM_AUTO
+} mfsdp_algorithm;
+
+/* The algorithm in lower case, as "ring"; "invalid" for none; never NULL. */
+MFSDP_API const char *mfsdp_algorithm_name(mfsdp_algorithm algorithm) {
+  switch (algorithm) {
+  case MFSDP_DIRECT: return "direct";
+  case MFSDP_RING: return "ring";
+  case MFSDP_HIERARCHICAL: return "hierarchical";
+  case MFSDP_NATIVE: return "native";
+  case MFSDP_ALGORITHM_AUTO: return "auto";
+  }
+  return "invalid";
+}
+
+/* Who owns what of a full buffer. Offsets and counts in elements of `dtype`. */
+typedef struct mfsdp_layout {
+  size_t struct_nbytes;
+  const mfsdp_extent *extents; /* extent_count, of all ranks, in any order, apart from each other */
+  int32_t extent_count, world;
+  mfsdp_dtype dtype;  /* gather: compute dtype; reduce: wire dtype */
+  int64_t full_count; /* length of the full buffer */
+} mfsdp_layout;
+
+typedef struct mfsdp_coll_desc {
+  size_t struct_nbytes;
+  mfsdp_coll_kind kind;
+  mfsdp_algorithm algorithm;
+  const mfsdp_layout *layout;       /* read by create only */
+  const mfsdp_transport *transport; /* must outlive the collective */
+  /* DIRECT reduce: at most this many bytes of a peer's contribution are in flight, which bounds the
+   * workspace. RING and HIERARCHICAL: what moves from rank to rank at a time. Equal on all ranks, at
+   * least 1024. */
+  size_t chunk_nbytes;
+  mfsdp_traffic traffic;
+  const char *label; /* for traces and messages; must outlive the collective */
+} mfsdp_coll_desc;
+
+/* DIRECT, chunks of 256 KiB: with a few ranks the staged terms stay in a core's cache. */
+MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void) {
+  mfsdp_coll_desc desc;
+  memset(&desc, 0, sizeof(desc));
+  desc.struct_nbytes = sizeof(desc);
+  desc.algorithm = MFSDP_DIRECT;
+  desc.chunk_nbytes = (size_t)256 << 10;
+  desc.label = "collective";
+  return desc;
+}
+
+/* ---- the list: what create emits, run replays, and tests and simulate.h walk ---- */
+
+/* Which of the run's buffers an address is relative to. */
+typedef enum mfsdp_coll_base {
+  MFSDP_COLL_SHARD, /* gather: this rank's segment */
+  MFSDP_COLL_FULL,  /* the full buffer */
+  MFSDP_COLL_WORKSPACE,
+  MFSDP_COLL_BASE_COUNT
+} mfsdp_coll_base;
+
+/* One transfer; becomes an mfsdp_xfer when the bases are known. */
+typedef struct mfsdp_coll_xfer {
+  size_t offset_nbytes, nbytes, payload_nbytes;
+  int32_t base, peer, is_send;
+} mfsdp_coll_xfer;
+
+/* One term of a sum. */
+typedef struct mfsdp_coll_term {
+  size_t offset_nbytes;
+  int32_t base;
+} mfsdp_coll_term;
+
+typedef enum mfsdp_coll_op_kind {
+  MFSDP_COLL_SUBMIT = 1,  /* transfers [first, first + count) as one batch */
+  MFSDP_COLL_COPY,        /* local: `elements` from SHARD at src_offset to FULL at dst_offset */
+  MFSDP_COLL_SUM,         /* acc[dst_offset ...] from terms [first, first + count), in this order */
+  MFSDP_COLL_SUM_PARTIAL, /* fp32 WORKSPACE[dst_offset ...] = the terms' sum */
+  MFSDP_COLL_ADD_PARTIAL  /* fp32 WORKSPACE[dst_offset ...] += the terms' sum */
+} mfsdp_coll_op_kind;
+
+typedef struct mfsdp_coll_op {
+  mfsdp_coll_op_kind kind;
+  int32_t first, count;
+  int64_t src_offset, dst_offset, elements;
+} mfsdp_coll_op;
+
+typedef struct mfsdp_coll {
+  mfsdp_coll_kind kind;
+  mfsdp_dtype dtype;
+  mfsdp_traffic traffic;
+  const mfsdp_transport *transport;
+  const char *label;
+  mfsdp_coll_op *ops;
+  mfsdp_coll_xfer *xfers;
+  mfsdp_coll_term *terms;
+  mfsdp_xfer *resolved;       /* scratch of the run: one batch with addresses */
+  const void **term_pointers; /* scratch of the run: one sum with addresses */
+  int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
+  size_t workspace_nbytes;
+  int64_t segment_count, full_count; /* of this rank, of the unit; elements */
+  uint64_t sequence;                 /* runs so far: part of the check word */
+  uint64_t identity;                 /* hash of what every rank must agree on */
+  mfsdp_trace_mark begin, end;       /* in queue order: what the trace shows is when it ran */
+} mfsdp_coll;
+
+#endif /* MFSDP_COLLECTIVE_DESC_H */
