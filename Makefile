@@ -37,6 +37,7 @@ override GTEST_DIR := $(GTEST_DIR)/googletest
 endif
 TESTS ?=
 DATA ?=
+FUZZ_SECONDS ?= 60
 export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR DATA
 
 # $(call say,WORD,FILE): a short line instead of the command, unless V=1
@@ -79,7 +80,7 @@ CLI_TESTS := $(filter-out %/lib.sh,$(sort $(wildcard tests/cli/*.sh)))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
-PLAIN_GOALS := help clean format headers test-headers test-dag test-rules
+PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz
 asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
 tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
 release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
@@ -112,7 +113,7 @@ $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
 .PHONY: FORCE examples demo demo-mpi test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
-        test-rules info help format clean $(BENCHES:%=bench-%)
+        test-rules test-fuzz info help format clean $(BENCHES:%=bench-%)
 
 examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
 
@@ -146,6 +147,9 @@ test-dag: ## include rules, forbidden calls, leaked names, SPDX lines
 
 test-rules: ## plants one violation of each rule and expects test-dag to see it
 	@$(call run_tests,rules-self-test,scripts/check_rules.sh --self-test)
+
+test-fuzz: ## libFuzzer on the readers of files, FUZZ_SECONDS=60 in all; needs clang with libFuzzer
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 $(BENCHES:%=bench-%): bench-%: build/bench/%
 	build/bench/$* $(BENCH_ARGS)

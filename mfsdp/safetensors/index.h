@@ -189,8 +189,8 @@ MFSDP_API mfsdp_status mfsdp__st_index_alloc(mfsdp__st_index_parser *p) {
   MFSDP_TRY(mfsdp_table_alloc(context, index->pair_count, sizeof(*index->files),
                               "files of an index", &block));
   index->files = (const char **)block;
-  MFSDP_TRY(mfsdp_table_alloc(context, index->pair_count, 3 * sizeof(*index->order),
-                              "order of an index", &block));
+  MFSDP_TRY(mfsdp_table_alloc(context, index->pair_count + 1, 3 * sizeof(*index->order),
+                              "order of an index", &block)); /* never none: never NULL + 0 */
   index->order = (uint32_t *)block;
   return MFSDP_OK;
 }
@@ -237,7 +237,7 @@ MFSDP_API void mfsdp_safetensors_index_destroy(mfsdp_context *context,
   mfsdp_table_free(context, index->text, index->text_nbytes, 1);
   mfsdp_table_free(context, index->pairs, index->pair_count, sizeof(*index->pairs));
   mfsdp_table_free(context, (void *)index->files, index->pair_count, sizeof(*index->files));
-  mfsdp_table_free(context, index->order, index->pair_count, 3 * sizeof(*index->order));
+  mfsdp_table_free(context, index->order, index->pair_count + 1, 3 * sizeof(*index->order));
   mfsdp_table_free(context, index, 1, sizeof(*index));
 }
 
@@ -366,13 +366,13 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_safetensors_index_write(
                       "needed_nbytes and room for capacity %zu are needed",
                       (int)count, (long long)total_nbytes, capacity_nbytes);
   MFSDP_TRY(mfsdp__st_index_check(context, pairs, count));
-  MFSDP_TRY(
-      mfsdp_table_alloc(context, (size_t)count, 2 * sizeof(uint32_t), "order of an index", &order));
+  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)count + 1, 2 * sizeof(uint32_t), "order of an index",
+                              &order)); /* never none: never NULL + 0 */
   memset(&out, 0, sizeof(out));
   out.dst = (char *)dst;
   out.capacity = capacity_nbytes;
   status = mfsdp__st_index_put(context, pairs, count, total_nbytes, (uint32_t *)order, &out);
-  mfsdp_table_free(context, order, (size_t)count, 2 * sizeof(uint32_t));
+  mfsdp_table_free(context, order, (size_t)count + 1, 2 * sizeof(uint32_t));
   MFSDP_TRY(status);
   *needed_nbytes = out.nbytes;
   if (capacity_nbytes == 0 || out.nbytes <= capacity_nbytes) return MFSDP_OK;

@@ -324,7 +324,7 @@ MFSDP_API mfsdp_status mfsdp__st_alloc(mfsdp__st_parser *p) {
   file->size_count = p->size_count;
   file->pair_count = p->pair_count;
   /* No overflow: each of them has bytes of its own in a header of at most 100 MB. */
-  file->order_count = p->tensor_count + p->pair_count;
+  file->order_count = p->tensor_count + p->pair_count + 1; /* never none: never NULL + 0 */
   file->order_count += p->pair_count > 2 * p->tensor_count ? p->pair_count : 2 * p->tensor_count;
   MFSDP_TRY(mfsdp_table_alloc(context, file->tensor_count, sizeof(*file->tensors),
                               "tensors of a file", &block));

@@ -165,8 +165,9 @@ MFSDP_API void mfsdp__st_put_header(mfsdp__st_text *out, const mfsdp_safetensors
 }
 
 MFSDP_API size_t mfsdp__st_order_count(const mfsdp_safetensors_layout *layout) {
-  return (size_t)(layout->tensor_count > layout->pair_count ? layout->tensor_count
-                                                            : layout->pair_count);
+  const int32_t most =
+      layout->tensor_count > layout->pair_count ? layout->tensor_count : layout->pair_count;
+  return (size_t)most + 1; /* never none: never NULL + 0 */
 }
 
 /* Places the tensors one behind the other, first from byte 0, then behind the header. */
