@@ -13,8 +13,8 @@
  * Between nodes a chunk crosses once for each node, whatever the number of ranks in it. The sums are
  * not those of DIRECT bit for bit, unless they are exact.
  * Workspace of a reduction, in chunks, with m ranks on this node and s owners that this rank speaks
- * for (itself among them): s x m for what arrives, 2 x s for sums on their way, and one for each
- * other node.
+ * for (itself among them): s x m for what arrives, s for sums (sent before the next ones are made),
+ * and one for each node.
  */
 #ifndef MFSDP_COLLECTIVE_HIERARCHICAL_H
 #define MFSDP_COLLECTIVE_HIERARCHICAL_H
@@ -108,18 +108,18 @@ MFSDP_API int64_t mfsdp__node_arrival(const mfsdp__coll_emitter *m, int32_t q, i
   return ((int64_t)mfsdp__node_spoken_before(m, q) * size + index) * m->chunk;
 }
 
-/* Where this node's sum of owner q's chunk t lies. */
-MFSDP_API int64_t mfsdp__node_partial(const mfsdp__coll_emitter *m, int32_t q, int64_t t) {
+/* Where this node's sum of owner q's chunk lies. */
+MFSDP_API int64_t mfsdp__node_partial(const mfsdp__coll_emitter *m, int32_t q) {
   const int32_t spoken = mfsdp__node_spoken_before(m, m->layout->world);
   const int32_t size = mfsdp__node_size(m, m->node_of[m->rank]);
-  return ((int64_t)spoken * size + (t & 1) * spoken + mfsdp__node_spoken_before(m, q)) * m->chunk;
+  return ((int64_t)spoken * size + mfsdp__node_spoken_before(m, q)) * m->chunk;
 }
 
 /* Where the sum of another node arrives at this owner. */
 MFSDP_API int64_t mfsdp__node_remote(const mfsdp__coll_emitter *m, int32_t node) {
   const int32_t spoken = mfsdp__node_spoken_before(m, m->layout->world);
   const int32_t size = mfsdp__node_size(m, m->node_of[m->rank]);
-  return ((int64_t)spoken * size + 2 * (int64_t)spoken + node) * m->chunk;
+  return ((int64_t)spoken * (size + 1) + node) * m->chunk;
 }
 
 /* Elements of all of these. */
@@ -149,7 +149,7 @@ MFSDP_API void mfsdp__node_emit_reduce_out(mfsdp__coll_emitter *m, int32_t q, in
   int32_t node;
   if (q != m->rank) {
     if (m->node_of[q] != own_node && mfsdp__node_speaker(m, q, own_node) == m->rank)
-      mfsdp__coll_emit_chunk(m, MFSDP_COLL_WORKSPACE, mfsdp__node_partial(m, q, t), q, t, q, 1);
+      mfsdp__coll_emit_chunk(m, MFSDP_COLL_WORKSPACE, mfsdp__node_partial(m, q), q, t, q, 1);
     return;
   }
   for (node = 0; node < m->node_count; ++node)
@@ -175,7 +175,7 @@ MFSDP_API void mfsdp__node_emit_node_sums(mfsdp__coll_emitter *m, int32_t q, int
     }
     op = mfsdp__coll_emit_op(m, MFSDP_COLL_SUM_PARTIAL, first, mfsdp__node_size(m, node));
     if (op == NULL) continue;
-    op->dst_offset = mfsdp__node_partial(m, q, t) + inside;
+    op->dst_offset = mfsdp__node_partial(m, q) + inside;
     op->elements = cut.count;
   }
 }
@@ -191,9 +191,8 @@ MFSDP_API void mfsdp__node_emit_owner_sums(mfsdp__coll_emitter *m, int64_t t) {
     mfsdp_coll_op *op;
     for (node = 0; node < m->node_count; ++node)
       mfsdp__coll_emit_term(m, MFSDP_COLL_WORKSPACE,
-                            inside + (node == m->node_of[m->rank]
-                                          ? mfsdp__node_partial(m, m->rank, t)
-                                          : mfsdp__node_remote(m, node)));
+                            inside + (node == m->node_of[m->rank] ? mfsdp__node_partial(m, m->rank)
+                                                                  : mfsdp__node_remote(m, node)));
     op = mfsdp__coll_emit_op(m, MFSDP_COLL_SUM, first, m->node_count);
     if (op == NULL) continue;
     op->dst_offset = cut.shard_offset;

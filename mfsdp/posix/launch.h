@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * launch.h - which rank this process is, from the variables that its launcher set.
+ *
+ *   mfsdp_launch launch;
+ *   MFSDP_TRY(mfsdp_launch_read(&context, NULL, NULL, &launch));
+ *   printf("rank %d of %d, number %d on its host, by %s\n", launch.rank, ...);
+ *
+ * The first launcher of this list whose variables are there is believed:
+ *
+ *   launcher    rank                  world                 on its host
+ *   torchrun    RANK                  WORLD_SIZE            LOCAL_RANK, LOCAL_WORLD_SIZE
+ *   Open MPI    OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK, ..._LOCAL_SIZE
+ *   MPICH       PMI_RANK              PMI_SIZE              MPI_LOCALRANKID, MPI_LOCALNRANKS
+ *   SLURM       SLURM_PROCID          SLURM_NTASKS          SLURM_LOCALID, -
+ *   none: rank 0 of 1
+ *
+ * SLURM counts only inside a step that srun started (SLURM_STEP_ID): its batch script and salloc's
+ * shell carry the other variables as well, and run one process. torchrun's names are also what
+ * scripts export by hand: where they disagree with the Open MPI or MPICH that started the process,
+ * that is an error. A variable that is there must be a number that makes sense; half a launcher is
+ * an error that names the missing variable.
+ * Does not: find peers, or set anything. Link flags: none.
+ */
+#ifndef MFSDP_POSIX_LAUNCH_H
+#define MFSDP_POSIX_LAUNCH_H
+
+#include "../context.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+typedef struct mfsdp_launch {
+  size_t struct_nbytes;
+  const char *launcher; /* "torchrun", "Open MPI", "MPICH", "SLURM" or "none" */
+  int32_t rank, world;
+  int32_t local_rank, local_world; /* on this host; -1: the launcher did not say */
+} mfsdp_launch;
+
+/* The value of a variable, or NULL. `user` is the caller's. */
+typedef const char *(*mfsdp_launch_getter)(void *user, const char *name);
+
+MFSDP_API const char *mfsdp__launch_getenv(void *user, const char *name) {
+  (void)user;
+  return getenv(name);
+}
+
+typedef struct mfsdp__launcher {
+  const char *name, *rank, *world, *local_rank, *local_world;
+  const char *needs; /* a variable without which the launcher is not in charge; NULL: none */
+} mfsdp__launcher;
+
+/* In order of precedence. */
+MFSDP_API const mfsdp__launcher *mfsdp__launchers(int *count) {
+  static const mfsdp__launcher launchers[] = {
+      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", NULL},
+      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+       "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+      {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL},
+      {"SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", NULL, "SLURM_STEP_ID"},
+  };
+  *count = (int)(sizeof(launchers) / sizeof(launchers[0]));
+  return launchers;
+}
+
+/* A whole number from 0 to 2^20 without anything around it; *out stays if the variable is not set. */
+MFSDP_API mfsdp_status mfsdp__launch_number(mfsdp_context *context, const char *name,
+                                            const char *text, int32_t *out) {
+  char *end = NULL;
+  long value;
+  if (text == NULL) return MFSDP_OK;
+  errno = 0;
+  value = strtol(text, &end, 10);
+  if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0 || value > 1048576)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "launch: %s is \"%.40s\", needs a whole number from 0 to 1048576", name,
+                      text);
+  *out = (int32_t)value;
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__launch_check(mfsdp_context *context, const mfsdp__launcher *l,
+                                           const mfsdp_launch *launch) {
+  if (launch->world < 1)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: %s is %d, needs at least 1", l->world,
+                      (int)launch->world);
+  if (launch->rank >= launch->world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "launch: %s is %d and %s is %d, needs a lower rank", l->rank,
+                      (int)launch->rank, l->world, (int)launch->world);
+  if (launch->local_world == 0 || launch->local_world > launch->world)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: %s is %d and %s is %d, needs 1 to that",
+                      l->local_world, (int)launch->local_world, l->world, (int)launch->world);
+  if (launch->local_rank >= (launch->local_world >= 0 ? launch->local_world : launch->world))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: %s is %d and %s is %d, needs a lower one",
+                      l->local_rank, (int)launch->local_rank,
+                      launch->local_world >= 0 ? l->local_world : l->world,
+                      (int)(launch->local_world >= 0 ? launch->local_world : launch->world));
+  return MFSDP_OK;
+}
+
+/* What launcher l set. *found = 1 if it is in charge. */
+MFSDP_API mfsdp_status mfsdp__launch_try(mfsdp_context *context, const mfsdp__launcher *l,
+                                         mfsdp_launch_getter get, void *user, int *found,
+                                         mfsdp_launch *out) {
+  const char *rank = get(user, l->rank), *world = get(user, l->world);
+  *found = (rank != NULL || world != NULL) && (l->needs == NULL || get(user, l->needs) != NULL);
+  if (!*found) return MFSDP_OK;
+  if (rank == NULL || world == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: %s is set and %s is not (%s sets both)",
+                      rank != NULL ? l->rank : l->world, rank != NULL ? l->world : l->rank,
+                      l->name);
+  out->launcher = l->name;
+  out->local_rank = out->local_world = -1;
+  MFSDP_TRY(mfsdp__launch_number(context, l->rank, rank, &out->rank));
+  MFSDP_TRY(mfsdp__launch_number(context, l->world, world, &out->world));
+  MFSDP_TRY(
+      mfsdp__launch_number(context, l->local_rank, get(user, l->local_rank), &out->local_rank));
+  if (l->local_world != NULL)
+    MFSDP_TRY(mfsdp__launch_number(context, l->local_world, get(user, l->local_world),
+                                   &out->local_world));
+  return mfsdp__launch_check(context, l, out);
+}
+
+/* RANK and WORLD_SIZE exported by hand under an mpirun must be what the mpirun says. */
+MFSDP_API mfsdp_status mfsdp__launch_compare(mfsdp_context *context, mfsdp_launch_getter get,
+                                             void *user, const mfsdp_launch *torchrun) {
+  int count, i;
+  const mfsdp__launcher *launchers = mfsdp__launchers(&count);
+  for (i = 1; i <= 2; ++i) { /* Open MPI, MPICH: their processes are the ranks */
+    mfsdp_launch other;
+    int found;
+    memset(&other, 0, sizeof(other));
+    MFSDP_TRY(mfsdp__launch_try(context, &launchers[i], get, user, &found, &other));
+    if (!found || (other.rank == torchrun->rank && other.world == torchrun->world)) continue;
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "launch: RANK is %d of WORLD_SIZE %d, but %s is %d of %s %d; unset one pair",
+                      (int)torchrun->rank, (int)torchrun->world, launchers[i].rank, (int)other.rank,
+                      launchers[i].world, (int)other.world);
+  }
+  return MFSDP_OK;
+}
+
+/*
+ * Reads the environment, or what `get` finds. COMPLETE. E_ARGUMENT names the variable, its value and
+ * what it needs; *out is rank 0 of 1 then.
+ */
+MFSDP_API mfsdp_status mfsdp_launch_read(mfsdp_context *context, mfsdp_launch_getter get,
+                                         void *user, mfsdp_launch *out) {
+  int count, i, found = 0;
+  const mfsdp__launcher *launchers = mfsdp__launchers(&count);
+  mfsdp_launch launch;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: out is NULL");
+  if (get == NULL) get = mfsdp__launch_getenv;
+  memset(&launch, 0, sizeof(launch));
+  launch.struct_nbytes = sizeof(launch);
+  launch.launcher = "none";
+  launch.world = launch.local_world = 1;
+  *out = launch;
+  for (i = 0; i < count && !found; ++i)
+    MFSDP_TRY(mfsdp__launch_try(context, &launchers[i], get, user, &found, &launch));
+  if (found && i == 1) MFSDP_TRY(mfsdp__launch_compare(context, get, user, &launch));
+  *out = launch;
+  return MFSDP_OK;
+}
+
+#endif /* MFSDP_POSIX_LAUNCH_H */

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * launch.h: a table of environments, with the precedence of launchers (fault f3) and one error a
+ * rule.
+ */
+#include "mfsdp/posix/launch.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+const char *look_up(void *user, const char *name) {
+  const Environment &environment = *static_cast<const Environment *>(user);
+  const auto at = environment.find(name);
+  return at == environment.end() ? nullptr : at->second.c_str();
+}
+
+struct Outcome {
+  mfsdp_status status;
+  mfsdp_launch launch;
+  std::string message;
+};
+
+Outcome read(Environment environment) {
+  Outcome outcome;
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  EXPECT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  std::memset(&outcome.launch, 0x7f, sizeof(outcome.launch));
+  outcome.status = mfsdp_launch_read(&context, look_up, &environment, &outcome.launch);
+  outcome.message = mfsdp_context_error(&context)->message;
+  EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK);
+  return outcome;
+}
+
+void expect(Environment environment, const std::string &launcher, int32_t rank, int32_t world,
+            int32_t local_rank, int32_t local_world) {
+  const Outcome o = read(environment);
+  EXPECT_EQ(o.status, MFSDP_OK) << o.message;
+  EXPECT_EQ(o.launch.launcher, launcher);
+  EXPECT_EQ(o.launch.rank, rank);
+  EXPECT_EQ(o.launch.world, world);
+  EXPECT_EQ(o.launch.local_rank, local_rank);
+  EXPECT_EQ(o.launch.local_world, local_world);
+}
+
+void expect_error(Environment environment, const std::string &part) {
+  const Outcome o = read(environment);
+  EXPECT_EQ(o.status, MFSDP_E_ARGUMENT);
+  EXPECT_NE(o.message.find(part), std::string::npos) << o.message;
+  EXPECT_EQ(o.launch.rank, 0);
+  EXPECT_EQ(o.launch.world, 1);
+}
+
+const Environment kTorchrun = {
+    {"RANK", "5"}, {"WORLD_SIZE", "16"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}};
+const Environment kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "2"},
+                              {"OMPI_COMM_WORLD_SIZE", "3"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}};
+const Environment kMpich = {
+    {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+const Environment kSrun = {
+    {"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "3"}, {"SLURM_STEP_ID", "0"}};
+
+Environment with(Environment a, const Environment &b) {
+  for (const auto &entry : b)
+    a[entry.first] = entry.second;
+  return a;
+}
+
+TEST(Launch, EachLauncherAlone) {
+  expect({}, "none", 0, 1, 0, 1);
+  expect(kTorchrun, "torchrun", 5, 16, 1, 4);
+  expect(kOpenMpi, "Open MPI", 2, 3, 0, 1);
+  expect(kMpich, "MPICH", 1, 2, 1, 2);
+  expect(kSrun, "SLURM", 7, 8, 3, -1);
+}
+
+TEST(Launch, LocalRanksMayBeUnknown) {
+  expect({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "torchrun", 0, 2, -1, -1);
+}
+
+TEST(Launch, Precedence) {
+  expect(with(kSrun, kTorchrun), "torchrun", 5, 16, 1, 4);
+  expect(with(kSrun, kOpenMpi), "Open MPI", 2, 3, 0, 1);
+  expect(with(kSrun, kMpich), "MPICH", 1, 2, 1, 2);
+}
+
+/* Fault f3: in a batch script the variables are there, and one process runs. */
+TEST(Launch, SlurmCountsOnlyInsideAStep) {
+  Environment batch = kSrun;
+  batch.erase("SLURM_STEP_ID");
+  expect(batch, "none", 0, 1, 0, 1);
+}
+
+TEST(Launch, TorchrunsNamesMustAgreeWithTheMpirun) {
+  expect(with(kOpenMpi, {{"RANK", "2"}, {"WORLD_SIZE", "3"}}), "torchrun", 2, 3, -1, -1);
+  expect_error(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "3"}}),
+               "RANK is 1 of WORLD_SIZE 3, but OMPI_COMM_WORLD_RANK is 2");
+  expect_error(with(kMpich, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), "PMI_SIZE 2");
+}
+
+TEST(Launch, ErrorsNameTheVariable) {
+  expect_error({{"RANK", "0"}}, "RANK is set and WORLD_SIZE is not");
+  expect_error({{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set and RANK is not");
+  expect_error({{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE is not");
+  for (const char *text : {"", "x", "-1", "1x", " 1", "+1", "1048577", "99999999999999999999"})
+    expect_error({{"RANK", text}, {"WORLD_SIZE", "2"}},
+                 std::string("RANK is \"") + text + "\", needs a whole number");
+  expect_error({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE is 0, needs at least 1");
+  expect_error({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK is 2 and WORLD_SIZE is 2");
+  expect_error(with(kTorchrun, {{"LOCAL_RANK", "4"}}), "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4");
+  expect_error(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "0"}}), "LOCAL_WORLD_SIZE is 0");
+  expect_error(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "17"}}), "LOCAL_WORLD_SIZE is 17");
+  expect_error(with(kSrun, {{"SLURM_LOCALID", "8"}}), "SLURM_LOCALID is 8 and SLURM_NTASKS is 8");
+  expect_error(with(kSrun, {{"SLURM_LOCALID", "?"}}), "SLURM_LOCALID is \"?\"");
+}
+
+TEST(Launch, TheEnvironmentItself) {
+  mfsdp_context context;
+  mfsdp_launch launch;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(setenv("RANK", "3", 1), 0);
+  ASSERT_EQ(setenv("WORLD_SIZE", "4", 1), 0);
+  EXPECT_EQ(mfsdp_launch_read(&context, nullptr, nullptr, &launch), MFSDP_OK);
+  EXPECT_EQ(launch.rank, 3);
+  EXPECT_EQ(mfsdp_launch_read(&context, nullptr, nullptr, nullptr), MFSDP_E_ARGUMENT);
+  ASSERT_EQ(unsetenv("RANK"), 0);
+  ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
+  EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK);
+}
+
+} // namespace
