@@ -19,8 +19,9 @@
  * One world, one fate: the first error of a rank, on the transport or on the control plane, poisons
  * both, and is sent to all peers, which find it in their next wait and return it. What MPI does to
  * the job when a process dies is for its launcher to say: see docs/failure.md.
- * Does not: initialize, finalize or abort MPI. Link flags: -lmpi -lpthread. POSIX 2008: see
- * posix/clock.h.
+ * Does not: initialize, finalize or abort MPI. Link flags: -lmpi -lpthread. In C++ define
+ * OMPI_SKIP_MPICXX (Open MPI) or MPICH_SKIP_MPICXX (MPICH), or link their old C++ classes. POSIX
+ * 2008: see posix/clock.h.
  */
 #ifndef MFSDP_MPI_MPI_WORLD_H
 #define MFSDP_MPI_MPI_WORLD_H
