@@ -161,6 +161,7 @@ std::vector<Hostile> hostile_headers() {
       {FAULT(SURROGATE), named("\\ud83d"), 4},
       {FAULT(SURROGATE), named("\\ude00"), 4},
       {FAULT(SURROGATE), named("\\ud83dx"), 4},
+      {FAULT(SURROGATE), named("\\ude00\\ude00"), 4},
       {FAULT(SURROGATE), named("\\ud83d\\u0041"), 4},
       {FAULT(SURROGATE), named("\\ud83d\\n"), 4},
       {FAULT(CONTROL), named("a\nb"), 4},
@@ -399,6 +400,41 @@ TEST(Safetensors, EveryCutOfAHeaderIsRefused) {
                 p.fault == FAULT(UTF8) || p.fault == FAULT(SURROGATE))
         << cut << " " << p.message();
   }
+}
+
+/* Changed at one to three places: never a crash (the sanitizers look), and a refusal has a fault and
+ * says something. tests/fuzz does the same for longer. */
+TEST(Safetensors, AnyDamage) {
+  const std::string good = "{\"__metadata__\":{\"format\":\"pt\"},\"layers.0.w\\u00e9\":{\"dtype\":"
+                           "\"BF16\",\"shape\":[2,2],\"data_offsets\":[0,8]},\"b\":{\"shape\":[],"
+                           "\"data_offsets\":[8,12],\"dtype\":\"F32\"}}";
+  const char letters[] = "{}[]:,\"\\ u0123456789-.eE\x01\x7f\xc3\xff";
+  std::mt19937 random(1);
+  ASSERT_EQ(Parsed(good, 12).status, MFSDP_OK);
+  int taken = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = good;
+    for (unsigned i = 0; i <= random() % 3; ++i) {
+      const std::size_t at = random() % text.size();
+      const char letter = letters[random() % (sizeof letters - 1)];
+      switch (random() % 3) {
+      case 0: text[at] = letter; break;
+      case 1: text.insert(at, 1, letter); break;
+      default: text.erase(at, 1); break;
+      }
+    }
+    Parsed p(text, 12);
+    ASSERT_EQ(p.status == MFSDP_OK, p.fault == FAULT(NONE));
+    if (p.status == MFSDP_OK) {
+      ++taken;
+      EXPECT_EQ(mfsdp_safetensors_count(p.file), 2);
+    } else {
+      ASSERT_EQ(p.status, MFSDP_E_FORMAT);
+      EXPECT_GT(p.message().size(), 10u);
+    }
+  }
+  EXPECT_GT(taken, 0); /* damage inside a name or a text */
+  EXPECT_LT(taken, 15000);
 }
 
 /* ---- I/O ---- */

@@ -44,14 +44,15 @@ static int check_names(const plan_options *o, const plan_params *params, plan_er
 static int read_safetensors(const plan_options *o, plan_input *input, plan_error *error) {
   if (plan_rules_read(o->rules, &input->rules, error) != PLAN_OK) return PLAN_USAGE_ERROR;
   for (int i = 0; i < o->input_count; ++i) {
-    plan_tensors tensors;
+    plan_safetensors st;
     int status;
     if (!is_safetensors(o->inputs[i]))
       return plan_fail(error, "%s: several inputs need to be .safetensors files, all of them",
                        o->inputs[i]);
-    if (plan_safetensors_read(o->inputs[i], &tensors, error) != PLAN_OK) return PLAN_USAGE_ERROR;
-    status = plan_rules_apply(&input->rules, o->inputs[i], &tensors, &input->params, error);
-    plan_tensors_free(&tensors);
+    if (plan_safetensors_read(o->inputs[i], &st, error) != PLAN_OK) return PLAN_USAGE_ERROR;
+    status = plan_rules_apply(&input->rules, o->inputs[i], mfsdp_safetensors_at(st.file, 0),
+                              mfsdp_safetensors_count(st.file), &input->params, error);
+    plan_safetensors_free(&st);
     if (status != PLAN_OK) return PLAN_USAGE_ERROR;
   }
   if (check_names(o, &input->params, error) != PLAN_OK) return PLAN_USAGE_ERROR;

@@ -201,14 +201,14 @@ void plan_rules_free(plan_rules *rules) {
 
 /* What training would compute in: the file's dtype, or bf16 for the 8-bit floats of quantized
  * checkpoints. Integers are no parameters. */
-static int compute_of(const char *dtype, mfsdp_dtype *compute) {
-  if (plan_dtype_of(dtype, compute)) return 1;
+static int compute_of(mfsdp_safetensors_dtype dtype, mfsdp_dtype *compute) {
+  if (mfsdp_safetensors_dtype_to(dtype, compute)) return 1;
   *compute = MFSDP_BF16;
-  return strncmp(dtype, "F8_", 3) == 0;
+  return strncmp(mfsdp_safetensors_dtype_name(dtype), "F8_", 3) == 0;
 }
 
-static int apply_one(const plan_rule *rule, int64_t number, const char *path, const plan_tensor *t,
-                     plan_params *params, plan_error *error) {
+static int apply_one(const plan_rule *rule, int64_t number, const char *path,
+                     const mfsdp_safetensors_tensor *t, plan_params *params, plan_error *error) {
   mfsdp_param *p;
   mfsdp_dtype compute;
   char where[300];
@@ -216,7 +216,10 @@ static int apply_one(const plan_rule *rule, int64_t number, const char *path, co
   snprintf(where, sizeof where, "%.90s: tensor '%.190s'", path, t->name);
   if (!compute_of(t->dtype, &compute))
     return plan_fail(error, "%s is %s, which no optimizer updates: give it a rule with role skip",
-                     where, t->dtype);
+                     where, mfsdp_safetensors_dtype_name(t->dtype));
+  if (t->ndim > MFSDP_MAX_NDIM)
+    return plan_fail(error, "%s has %d dimensions, at most %d are planned", where, (int)t->ndim,
+                     MFSDP_MAX_NDIM);
   /* A number of up to 63 bits stands in the name; rule->unit alone is in range. */
   if (rule->unit_kind == PLAN_UNIT_BLOCK && number <= MFSDP_PLAN_MAX_UNIT) unit += number + 1;
   if (rule->unit_kind == PLAN_UNIT_BLOCK &&
@@ -230,14 +233,14 @@ static int apply_one(const plan_rule *rule, int64_t number, const char *path, co
   p->unit = rule->unit_kind == PLAN_UNIT_LAST ? UNIT_LAST : (int32_t)unit;
   p->ndim = t->ndim ? t->ndim : 1; /* a scalar is a vector of one */
   p->shape[0] = 1;
-  memcpy(p->shape, t->shape, (size_t)t->ndim * sizeof t->shape[0]);
+  if (t->ndim > 0) memcpy(p->shape, t->shape, (size_t)t->ndim * sizeof t->shape[0]);
   return plan_view_set(rule->view, params, p, where, error);
 }
 
-int plan_rules_apply(plan_rules *rules, const char *path, const plan_tensors *tensors,
-                     plan_params *params, plan_error *error) {
-  for (int32_t i = 0; i < tensors->count; ++i) {
-    const plan_tensor *t = &tensors->list[i];
+int plan_rules_apply(plan_rules *rules, const char *path, const mfsdp_safetensors_tensor *tensors,
+                     int32_t count, plan_params *params, plan_error *error) {
+  for (int32_t i = 0; i < count; ++i) {
+    const mfsdp_safetensors_tensor *t = &tensors[i];
     int64_t number = -1;
     int32_t r = 0;
     while (r < rules->count && !plan_rule_matches(rules->list[r].pattern, t->name, &number))

@@ -14,6 +14,7 @@
 #ifndef PLAN_RULES_H
 #define PLAN_RULES_H
 
+#include "params.h"
 #include "safetensors.h"
 
 #include <stdio.h>
@@ -51,8 +52,8 @@ int plan_rule_matches(const char *pattern, const char *name, int64_t *number);
 
 /* Appends the tensors of one file as parameters, each by its rule. Units that say `last` are set by
  * plan_rules_finish, after all files. */
-int plan_rules_apply(plan_rules *rules, const char *path, const plan_tensors *tensors,
-                     plan_params *params, plan_error *error);
+int plan_rules_apply(plan_rules *rules, const char *path, const mfsdp_safetensors_tensor *tensors,
+                     int32_t count, plan_params *params, plan_error *error);
 int plan_rules_finish(plan_params *params, plan_error *error);
 
 /* Prints the rules that decided something, and for how many tensors. */

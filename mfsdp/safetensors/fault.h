@@ -21,7 +21,7 @@
   X(FILE_SHORT, "the file is truncated: it has fewer than 8 bytes")                     \
   X(HEADER_LARGE, "the header is too long")                                             \
   X(HEADER_SHORT, "the file is truncated: the header goes past its end")                \
-  X(START, "the text does not begin with {")                                            \
+  X(START, "a JSON object is needed: the text does not begin with {")                   \
   X(END, "the text ends in the middle")                                                 \
   X(SYNTAX, "another character is needed here")                                         \
   X(TRAILING, "bytes follow the JSON object")                                           \

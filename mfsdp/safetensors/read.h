@@ -450,7 +450,8 @@ MFSDP_API int32_t mfsdp_safetensors_count(const mfsdp_safetensors *file) {
   return (int32_t)file->tensor_count;
 }
 
-/* Tensor `index` in the order of the header; NULL out of range. Lives as long as `file`. */
+/* Tensor `index` in the order of the header; NULL out of range. They are one array, which lives as
+ * long as `file`. */
 MFSDP_API const mfsdp_safetensors_tensor *mfsdp_safetensors_at(const mfsdp_safetensors *file,
                                                                int32_t index) {
   return index >= 0 && (size_t)index < file->tensor_count ? &file->tensors[index] : NULL;
@@ -478,8 +479,8 @@ MFSDP_API int32_t mfsdp_safetensors_metadata_count(const mfsdp_safetensors *file
   return (int32_t)file->pair_count;
 }
 
-/* Entry `index` of __metadata__ in the order of the header; NULL out of range. Values may hold
- * control characters. */
+/* Entry `index` of __metadata__ in the order of the header; NULL out of range. They are one
+ * array. Values may hold control characters. */
 MFSDP_API const mfsdp_safetensors_pair *mfsdp_safetensors_metadata_at(const mfsdp_safetensors *file,
                                                                       int32_t index) {
   return index >= 0 && (size_t)index < file->pair_count ? &file->pairs[index] : NULL;

@@ -140,21 +140,21 @@ refuse 'safetensors: a header of 2^64 - 1' '18446744073709551615' "$work/x.safet
 hostile 'no object' 'JSON object' 'null'
 hostile 'an empty one' 'no parameters' '{}'
 hostile 'an open object' 'needs , or }' '{"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}' 4
-hostile 'unknown dtype' "'lm_head.weight' has unknown dtype 'BF17'" "$(tensor '{"dtype":"BF17","shape":[2],"data_offsets":[0,4]}')" 4
-hostile 'a negative size' 'negative size' "$(tensor '{"dtype":"BF16","shape":[-2],"data_offsets":[0,4]}')" 4
+hostile 'unknown dtype' "'lm_head.weight': .*unknown dtype 'BF17'" "$(tensor '{"dtype":"BF17","shape":[2],"data_offsets":[0,4]}')" 4
+hostile 'a negative size' 'a negative number' "$(tensor '{"dtype":"BF16","shape":[-2],"data_offsets":[0,4]}')" 4
 hostile 'an overflowing shape' 'passes 63 bits' "$(tensor '{"dtype":"BF16","shape":[4294967296,4294967296],"data_offsets":[0,4]}')" 4
 hostile 'an overflowing number' 'past 63 bits' "$(tensor '{"dtype":"BF16","shape":[9223372036854775808],"data_offsets":[0,4]}')" 4
 hostile 'a fraction' 'whole number' "$(tensor '{"dtype":"BF16","shape":[2.5],"data_offsets":[0,4]}')" 4
-hostile 'nine dimensions' 'too many numbers' "$(tensor '{"dtype":"BF16","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,2]}')" 2
-hostile 'a duplicate name' "'lm_head.weight' is there twice" '{"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}' 8
+hostile 'nine dimensions' 'has 9 dimensions, at most 8' "$(tensor '{"dtype":"BF16","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,2]}')" 2
+hostile 'a duplicate name' "'lm_head.weight': the tensor is there twice" '{"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}}' 8
 hostile 'a member twice' 'a member twice' "$(tensor '{"dtype":"BF16","dtype":"BF16","shape":[2],"data_offsets":[0,4]}')" 4
 hostile 'an unknown member' 'other than' "$(tensor '{"dtype":"BF16","shape":[2],"offset":0}')" 4
 hostile 'a missing member' 'needs dtype, shape' "$(tensor '{"dtype":"BF16","shape":[2]}')" 4
-hostile 'another size' 'its shape needs 4' "$(tensor '{"dtype":"BF16","shape":[2],"data_offsets":[0,6]}')" 6
+hostile 'another size' 'has 6, needs 4' "$(tensor '{"dtype":"BF16","shape":[2],"data_offsets":[0,6]}')" 6
 hostile 'a hole' 'leaves a hole' "$(tensor '{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}')" 8
 hostile 'an overlap' 'overlaps' '{"lm_head.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]},"model.norm.weight":{"dtype":"BF16","shape":[2],"data_offsets":[2,6]}}' 6
 hostile 'data of nobody' 'belong to no tensor' "$(tensor '{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}')" 9
-hostile 'bytes behind the object' 'behind the JSON' '{} x'
+hostile 'bytes behind the object' 'bytes follow the JSON' '{} x'
 hostile 'no rule' "no rule matches tensor 'blob'" '{"blob":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}' 4
 hostile 'integers' 'role skip' "$(tensor '{"dtype":"I64","shape":[1],"data_offsets":[0,8]}')" 8
 hostile 'a vector by a rule for matrices' 'a vector is MFSDP_ROLE_ELEMENTWISE' '{"layers.0.x_proj.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}' 4

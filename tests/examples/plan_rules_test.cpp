@@ -49,23 +49,22 @@ TEST(PlanRules, HostileNames) {
 class Applied {
 public:
   explicit Applied(const std::vector<const char *> &names) {
-    plan_tensors tensors;
-    std::vector<plan_tensor> list;
+    const int64_t shape[2] = {4, 4};
+    std::vector<mfsdp_safetensors_tensor> list;
     plan_params_init(&params);
     for (const char *name : names) {
-      plan_tensor t;
+      mfsdp_safetensors_tensor t;
       std::memset(&t, 0, sizeof t);
       t.name = name;
-      t.dtype = "BF16";
+      t.dtype = MFSDP_SAFETENSORS_BF16;
       t.ndim = 2;
-      t.shape[0] = t.shape[1] = 4;
+      t.shape = shape;
       list.push_back(t);
     }
-    tensors.list = list.data();
-    tensors.count = tensors.capacity = static_cast<int32_t>(list.size());
-    tensors.names = nullptr;
     status = plan_rules_read(nullptr, &rules, &error);
-    if (status == PLAN_OK) status = plan_rules_apply(&rules, "file", &tensors, &params, &error);
+    if (status == PLAN_OK)
+      status = plan_rules_apply(&rules, "file", list.data(), static_cast<int32_t>(list.size()),
+                                &params, &error);
     if (status == PLAN_OK) status = plan_rules_finish(&params, &error);
   }
   ~Applied() {
