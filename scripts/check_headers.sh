@@ -171,7 +171,7 @@ $line"
     done
     job "linked together: $what files, $family" "$commands
 $c -std=c11 -c $main.c -o $main.o
-$linker $main.o $objects $CBLAS_LD -lpthread -lm -o $main
+$linker $main.o $objects $VENDOR_LD -lpthread -lm -o $main
 $main"
   done
 fi

@@ -389,7 +389,7 @@ rule_sizes() {
 }
 sizes_of() { # OUTPUT COMPILER
   # shellcheck disable=SC2086
-  $2 -w $all_flags "$tmp/sizes.c" -o "$tmp/sizes" $CBLAS_LD -lpthread -lm >"$tmp/sizes.out" 2>&1 && "$tmp/sizes" >"$1"
+  $2 -w $all_flags "$tmp/sizes.c" -o "$tmp/sizes" $VENDOR_LD -lpthread -lm >"$tmp/sizes.out" 2>&1 && "$tmp/sizes" >"$1"
 }
 compare_sizes() { # WHAT COMPILER
   if sizes_of "$tmp/sizes.now" "$2"; then
