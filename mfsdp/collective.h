@@ -178,14 +178,30 @@ MFSDP_API int64_t mfsdp__coll_chunk(size_t chunk_nbytes, mfsdp_dtype dtype, int6
   return (int64_t)asked - (int64_t)(asked % MFSDP_ALIGN_ELEMENTS);
 }
 
-/* Workspace of a DIRECT reduce, one chunk of each peer, on a rank that owns segment_count elements
- * while the longest segment has `longest`. The same arithmetic as mfsdp_coll_create. */
-MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(int32_t world, int64_t segment_count,
-                                                    int64_t longest, mfsdp_dtype dtype,
-                                                    size_t chunk_nbytes) {
-  if (segment_count == 0) return 0;
-  return (size_t)(world - 1) * (size_t)mfsdp__coll_chunk(chunk_nbytes, dtype, longest) *
-         mfsdp_dtype_nbytes(dtype);
+/* Chunks of workspace that a reduction takes on the transport's rank. */
+MFSDP_API int64_t mfsdp__coll_workspace_chunks(const mfsdp_transport *transport,
+                                               mfsdp_algorithm algorithm, int64_t segment_count) {
+  if (transport->world == 1) return 0;
+  if (algorithm == MFSDP_RING) return 2 * (int64_t)transport->world;
+  if (algorithm == MFSDP_HIERARCHICAL)
+    return mfsdp__node_workspace_chunks(transport->node_of_rank, transport->world, transport->rank);
+  return segment_count == 0 ? 0 : transport->world - 1;
+}
+
+/* Workspace of a reduce on a rank that owns segment_count elements while the longest segment has
+ * `longest`: what mfsdp_coll_create arrives at, known before it. SIZE_MAX if it overflows. */
+MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(const mfsdp_transport *transport,
+                                                    mfsdp_algorithm algorithm,
+                                                    int64_t segment_count, int64_t longest,
+                                                    mfsdp_dtype dtype, size_t chunk_nbytes) {
+  const int64_t chunks = mfsdp__coll_workspace_chunks(transport, algorithm, segment_count);
+  int64_t elements;
+  size_t nbytes;
+  if (longest == 0 || chunks == 0) return 0;
+  if (!mfsdp_i64_mul(chunks, mfsdp__coll_chunk(chunk_nbytes, dtype, longest), &elements) ||
+      !mfsdp_elements_nbytes(elements, dtype, &nbytes))
+    return SIZE_MAX;
+  return nbytes;
 }
 
 /* Longest segment over all owners, and this rank's own, in elements. */
@@ -216,26 +232,6 @@ MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mf
                     desc->chunk_nbytes);
 }
 
-/* Workspace of a reduction whose emitter is ready. E_OVERFLOW. */
-MFSDP_API mfsdp_status mfsdp__coll_workspace(mfsdp_context *context, const mfsdp_coll_desc *desc,
-                                             const mfsdp__coll_emitter *m, int64_t longest) {
-  mfsdp_coll *coll = m->coll;
-  int64_t elements;
-  if (coll->kind == MFSDP_COLL_GATHER || desc->layout->world == 1 || longest == 0) return MFSDP_OK;
-  if (desc->algorithm == MFSDP_DIRECT) {
-    coll->workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(
-        desc->layout->world, coll->segment_count, longest, coll->dtype, desc->chunk_nbytes);
-    return MFSDP_OK;
-  }
-  if (!mfsdp_i64_mul(m->chunk, 8 * (int64_t)desc->layout->world, &elements))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: the workspace overflows", desc->label);
-  elements = desc->algorithm == MFSDP_RING ? 2 * (int64_t)desc->layout->world * m->chunk
-                                           : mfsdp__node_workspace(m);
-  if (!mfsdp_elements_nbytes(elements, coll->dtype, &coll->workspace_nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: the workspace overflows", desc->label);
-  return MFSDP_OK;
-}
-
 /* Counts, allocates and fills the lists. A world of one has no ring and no nodes. */
 MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll,
                                         const mfsdp_coll_desc *desc, int64_t chunk,
@@ -253,11 +249,8 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
   emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
   emitter.chunk = chunk;
   if (algorithm != MFSDP_DIRECT) mfsdp__coll_index(&emitter, tables);
-  status = mfsdp__coll_workspace(context, desc, &emitter, longest);
-  if (status == MFSDP_OK) {
-    mfsdp__coll_emit(&emitter, algorithm, longest);
-    status = mfsdp__coll_alloc(context, coll);
-  }
+  mfsdp__coll_emit(&emitter, algorithm, longest);
+  status = mfsdp__coll_alloc(context, coll);
   if (status == MFSDP_OK) mfsdp__coll_emit(&emitter, algorithm, longest);
   mfsdp_table_free(context, tables, nbytes, 1);
   return status;
@@ -272,14 +265,16 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   int64_t chunk, longest, own;
   mfsdp_coll *coll;
   mfsdp_status status;
-  size_t chunk_nbytes;
+  size_t workspace_nbytes = 0;
   void *memory;
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
   chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
-  if (!mfsdp_elements_nbytes(chunk, desc->layout->dtype, &chunk_nbytes) ||
-      !mfsdp_size_mul(chunk_nbytes, (size_t)desc->layout->world, &chunk_nbytes))
+  if (desc->kind == MFSDP_COLL_REDUCE)
+    workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(
+        desc->transport, desc->algorithm, own, longest, desc->layout->dtype, desc->chunk_nbytes);
+  if (workspace_nbytes == SIZE_MAX)
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
                       "%s: chunks of %lld elements from %d ranks overflow", desc->label,
                       (long long)chunk, (int)desc->layout->world);
@@ -294,6 +289,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   coll->full_count = desc->layout->full_count;
   coll->identity = mfsdp__coll_identity(desc);
   coll->segment_count = own;
+  coll->workspace_nbytes = workspace_nbytes;
 
   coll->begin = mfsdp_trace_mark_make(context, 1, "communication", desc->label);
   coll->end = mfsdp_trace_mark_make(context, 0, "communication", desc->label);

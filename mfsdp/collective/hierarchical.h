@@ -122,9 +122,30 @@ MFSDP_API int64_t mfsdp__node_remote(const mfsdp__coll_emitter *m, int32_t node)
   return ((int64_t)spoken * (size + 1) + node) * m->chunk;
 }
 
-/* Elements of all of these. */
-MFSDP_API int64_t mfsdp__node_workspace(const mfsdp__coll_emitter *m) {
-  return mfsdp__node_remote(m, m->node_count);
+/*
+ * Chunks of all of these on a rank, from the transport's node map alone (NULL: one node): known
+ * before a list is.
+ */
+MFSDP_API int64_t mfsdp__node_workspace_chunks(const int32_t *node_of_rank, int32_t world,
+                                               int32_t rank) {
+  int64_t size = 0, spoken = 0, nodes = 0;
+  int32_t q, r, place = 0;
+  for (r = 0; r < world; ++r) {
+    const int same = node_of_rank == NULL || node_of_rank[r] == node_of_rank[rank];
+    if (r == rank) place = (int32_t)size;
+    size += same;
+    for (q = 0; node_of_rank != NULL && q < r && node_of_rank[q] != node_of_rank[r]; ++q) {
+    }
+    nodes += node_of_rank == NULL ? r == 0 : q == r;
+  }
+  for (q = 0; q < world; ++q) {
+    int64_t index = 0;
+    const int same = node_of_rank == NULL || node_of_rank[q] == node_of_rank[rank];
+    for (r = 0; r < q && !same; ++r)
+      index += node_of_rank[r] == node_of_rank[q];
+    spoken += same ? q == rank : index % size == place;
+  }
+  return spoken * (size + 1) + nodes;
 }
 
 /* Chunk t of owner q on its first way: from the ranks of this node to the one that speaks for q. */

@@ -71,9 +71,9 @@ MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_g
   if (s.wire != s.grad)
     mfsdp__size_max(&out->wire_nbytes, (size_t)s.grad_count * mfsdp_dtype_nbytes(s.wire));
   mfsdp__size_max(&out->staging_nbytes,
-                  mfsdp_coll_reduce_workspace_nbytes(group->transport->world, s.accumulator_count,
-                                                     mfsdp__longest_segment(group->plan, unit),
-                                                     s.wire, desc->chunk_nbytes));
+                  mfsdp_coll_reduce_workspace_nbytes(
+                      group->transport, desc->reduce_algorithm, s.accumulator_count,
+                      mfsdp__longest_segment(group->plan, unit), s.wire, desc->chunk_nbytes));
 }
 
 /* Units whose tensors are used under another name by other units: each once. */
@@ -117,7 +117,7 @@ MFSDP_API void mfsdp__measure_replica(const mfsdp_runtime_desc *desc, const mfsd
   out->replica_sum_nbytes += (size_t)part.count * sizeof(float);
   mfsdp__size_max(&out->staging_nbytes,
                   mfsdp_coll_reduce_workspace_nbytes(
-                      group->replica->world, part.count,
+                      group->replica, MFSDP_DIRECT, part.count,
                       mfsdp__replica_part(accumulator_count, group->replica->world, 0).count,
                       MFSDP_F32, desc->chunk_nbytes));
 }
