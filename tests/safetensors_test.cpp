@@ -298,7 +298,7 @@ TEST(Safetensors, HostileLengths) {
 
 TEST(Safetensors, MessagesNameThePlaceAndTheTensor) {
   EXPECT_EQ(Parsed("{\"a\" 1", 0).message(),
-            "file: header byte 5: another character is needed here: needs : behind a name");
+            "file: header byte 5: a character is out of place: needs : behind a name");
   EXPECT_EQ(
       Parsed("{" + bf16("w\\u0065", 0, 6, 2) + "}", 6).message(),
       "file: tensor 'w\\u0065': the tensor's bytes of data are not those of its shape: has 6, "

@@ -23,7 +23,7 @@
   X(HEADER_SHORT, "the file is truncated: the header goes past its end")                \
   X(START, "a JSON object is needed: the text does not begin with {")                   \
   X(END, "the text ends in the middle")                                                 \
-  X(SYNTAX, "another character is needed here")                                         \
+  X(SYNTAX, "a character is out of place")                                              \
   X(TRAILING, "bytes follow the JSON object")                                           \
   X(UTF8, "a string is not UTF-8")                                                      \
   X(ESCAPE, "an unknown escape in a string")                                            \
