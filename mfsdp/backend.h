@@ -147,8 +147,9 @@ typedef struct mfsdp_fused_args {
 
 /* A rank's message, in 8-byte words:
  * [flags][value_capacity values][if weighted: value_capacity weights][presence words][block sums].
- * Flags: bit 0 = stop requested. Values, weights and sums are fp64 bit patterns. Presence: bit p %
- * 64 of word p / 64 is set if this rank had a gradient for parameter p in this step. */
+ * Flags: bit 0 = stop requested; the others are a hash of what the rank was told of the step. Values,
+ * weights and sums are fp64 bit patterns. Presence: bit p % 64 of word p / 64 is set if this rank
+ * had a gradient for parameter p in this step. */
 #define MFSDP_MESSAGE_STOP UINT64_C(1)
 
 /* What the host reads of a step. */
@@ -158,8 +159,9 @@ typedef struct mfsdp_verdict_record {
   double value_mean;     /* mean of the reported values over all sample blocks; NaN if none */
   double weight_sum;     /* of all sample blocks' weights; 0 unless weighted */
   int64_t applied_steps; /* of group 0, this step included */
-  uint32_t skip;         /* 1: some gradient was not finite; nothing was updated */
+  uint32_t skip;         /* 1: some gradient was not finite, or ranks differ; nothing was updated */
   uint32_t stop;
+  int64_t differs; /* the first rank whose flags hash another step than rank 0's; -1: none */
 } mfsdp_verdict_record;
 
 /* lr and decay of a hyperparameter group before schedule: the verdict writes them to the

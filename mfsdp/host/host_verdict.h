@@ -61,6 +61,15 @@ MFSDP_API void mfsdp__host_presence(const mfsdp_verdict_args *args) {
   }
 }
 
+/* The first rank that was told of another step than rank 0; -1: none. */
+MFSDP_API int64_t mfsdp__host_differing_rank(const mfsdp_verdict_args *args) {
+  const uint64_t first = args->messages[args->rank_word[0]] | MFSDP_MESSAGE_STOP;
+  int32_t rank;
+  for (rank = 1; rank < args->world; ++rank)
+    if ((args->messages[args->rank_word[rank]] | MFSDP_MESSAGE_STOP) != first) return rank;
+  return -1;
+}
+
 MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
   mfsdp_verdict_record record;
   const mfsdp__host_values values = mfsdp__host_sum_values(args);
@@ -73,7 +82,8 @@ MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
     sum += mfsdp_f64_from_bits(args->messages[args->block_word[b]]);
   for (rank = 0; rank < args->world; ++rank)
     if (args->messages[args->rank_word[rank]] & MFSDP_MESSAGE_STOP) record.stop = 1;
-  record.skip = mfsdp_f64_is_finite(sum) ? 0u : 1u;
+  record.differs = mfsdp__host_differing_rank(args);
+  record.skip = mfsdp_f64_is_finite(sum) && record.differs < 0 ? 0u : 1u;
   if (args->weighted && !(values.weight_sum > 0.0 && mfsdp_f64_is_finite(scale))) record.skip = 1u;
   record.grad_norm = sqrt(sum) * fabs(scale);
   ratio = args->clip_norm > 0.0 ? args->clip_norm / (record.grad_norm + 1e-6) : 1.0;

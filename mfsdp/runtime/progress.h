@@ -98,7 +98,8 @@ MFSDP_API mfsdp_status mfsdp__resume_scalars(mfsdp_runtime *rt, int64_t applied_
 
 /*
  * Goes on from the counts of another run: the next step is number progress->step. Equal on all
- * ranks, which nothing checks; no communication. COMPLETE. There is no verdict until a step ends.
+ * ranks, or the next verdict is E_MISMATCH; no communication. COMPLETE. There is no verdict until a
+ * step ends.
  * E_STATE: a step is open. E_ARGUMENT: counts that no run can have, or a loss scale that this one
  * cannot. E_MEMORY: a small table; nothing was changed. E_TIMEOUT, E_BACKEND.
  */

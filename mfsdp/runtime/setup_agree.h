@@ -17,12 +17,6 @@
 
 /* ---- comparisons ---- */
 
-MFSDP_API uint64_t mfsdp__hash_f64(uint64_t hash, double value) {
-  uint64_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return mfsdp_hash_u64(hash, bits);
-}
-
 MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_group *group) {
   const mfsdp_newton_schulz_desc *ns = &group->muon.newton_schulz;
   int32_t i, k;

@@ -47,10 +47,15 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt) {
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
+  rt->verdict_pending = 0;
+  if (record->differs >= 0)
+    return MFSDP_FAIL_PEER(rt->context, MFSDP_E_MISMATCH, (int32_t)record->differs,
+                           "step %lld: rank %d began it with another mfsdp_step_desc than rank 0, "
+                           "or after other steps; it was skipped on all ranks",
+                           (long long)v->step, (int)record->differs);
   if (rt->verdict.weight_word == 0 ||
       v->weight_sum > 0.0) /* a step without tokens says nothing about overflow */
     mfsdp__step_adapt_loss_scale(rt, v->skipped);
-  rt->verdict_pending = 0;
   return MFSDP_OK;
 }
 
@@ -79,7 +84,8 @@ MFSDP_API mfsdp_status mfsdp__step_check(mfsdp_runtime *rt, const mfsdp_step_des
 
 /*
  * Begins a step; `desc` is equal on all ranks. Waits for the verdict of the step before.
- * E_ARGUMENT; E_STATE: a step is open.
+ * E_ARGUMENT; E_STATE: a step is open. E_MISMATCH, once and on every rank: the step before was
+ * begun differently on some ranks, and so skipped; this one has not begun.
  */
 MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc *desc) {
   uint64_t nan_bits;
@@ -247,6 +253,19 @@ MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt) {
   return mfsdp__step_update(rt);
 }
 
+/* What all ranks must have in common in this step: its description and all counts before it. Bit 0
+ * is free. */
+MFSDP_API uint64_t mfsdp__step_hash(const mfsdp_runtime *rt) {
+  uint64_t hash = mfsdp_hash_u64(MFSDP_HASH_SEED, (uint64_t)rt->step.micro_batch_count);
+  hash = mfsdp__hash_f64(hash, rt->step.grad_weight);
+  hash = mfsdp__hash_f64(hash, rt->step.lr_factor);
+  hash = mfsdp__hash_f64(hash, rt->loss_scale);
+  hash = mfsdp_hash_u64(hash, (uint64_t)rt->step_index);
+  hash = mfsdp_hash_u64(hash, (uint64_t)rt->skipped_steps);
+  hash = mfsdp_hash_u64(hash, (uint64_t)rt->steps_since_skip);
+  return hash & ~MFSDP_MESSAGE_STOP;
+}
+
 /*
  * Ends a step: global norm and verdict from one small gather, then the optimizer on this rank's own
  * pieces. stop_requested != 0 on any rank sets the verdict's stop on all. ENQUEUED;
@@ -256,7 +275,8 @@ MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt) {
 MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   MFSDP_TRY(mfsdp__step_may_end(rt));
-  ((uint64_t *)rt->verdict.header.data)[0] = stop_requested ? MFSDP_MESSAGE_STOP : 0;
+  ((uint64_t *)rt->verdict.header.data)[0] =
+      mfsdp__step_hash(rt) | (stop_requested ? MFSDP_MESSAGE_STOP : 0);
   mfsdp__unit_drop_unacquired(rt);
   MFSDP__RUNTIME_TRY(rt, mfsdp__step_run(rt));
   rt->in_step = 0;
@@ -268,7 +288,7 @@ MFSDP_API mfsdp_status mfsdp_step_end(mfsdp_runtime *rt, int32_t stop_requested)
 /*
  * Waits for the verdict of the step that ended last and gives it; the same on every rank. COMPLETE;
  * the update itself may still run. E_STATE: no step has ended. E_ARGUMENT: out is NULL or of
- * another size.
+ * another size. E_MISMATCH, once and on every rank: ranks began it differently, so it was skipped.
  */
 MFSDP_API mfsdp_status mfsdp_step_verdict(mfsdp_runtime *rt, mfsdp_verdict *out) {
   MFSDP_TRY(mfsdp__runtime_usable(rt));

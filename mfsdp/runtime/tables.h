@@ -187,6 +187,12 @@ MFSDP_API mfsdp_status mfsdp__unit_find(mfsdp_runtime *rt, int32_t unit, mfsdp__
   return MFSDP_OK;
 }
 
+MFSDP_API uint64_t mfsdp__hash_f64(uint64_t hash, double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return mfsdp_hash_u64(hash, bits);
+}
+
 /* ---- queue order ---- */
 
 /* Later work on `waiter` comes after everything on `queue` so far. */

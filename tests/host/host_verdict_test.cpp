@@ -25,7 +25,7 @@ struct Step {
   std::vector<double> sums;               /* per block, tensor order */
   std::vector<double> values;             /* per sample block */
   std::vector<std::vector<int>> presence; /* [param]: ranks (mod world) with a gradient */
-  std::vector<uint32_t> stop;             /* per rank; missing: 0 */
+  std::vector<uint32_t> stop;             /* flags per rank; missing: 0 */
   std::vector<mfsdp_group_rates> rates = {{0.1, 0.01}};
   std::vector<double> weights; /* per sample block; empty: not weighted */
   double lr_factor = 1.0, grad_scale = 1.0, loss_scale = 1.0, clip_norm = 0.0;
@@ -208,6 +208,28 @@ TEST_P(HostVerdict, ScalarsOfEveryGroup) {
     EXPECT_EQ(out.scalars[g].stop, 1u);
   }
   EXPECT_EQ(out.record.stop, 1u);
+}
+
+/* The other flags: what the rank was told of the step. The first that differs is named, and nobody
+ * updates; a stop request is none. */
+TEST_P(HostVerdict, RanksThatWereToldOfOtherStepsUpdateNothing) {
+  Rig rig(GetParam());
+  Step step;
+  step.sums = {4.0};
+  step.world = 4;
+  struct Case {
+    std::vector<uint32_t> flags;
+    int64_t differs;
+  };
+  for (const Case &c : {Case{{6, 6, 6, 6}, -1}, Case{{6, 7, 6, 7}, -1}, Case{{6, 6, 4, 0}, 2},
+                        Case{{1, 0, 1, 2}, 3}, Case{{2, 0, 0, 0}, 1}}) {
+    step.stop = c.flags;
+    const Outcome out = fold(&rig, step);
+    EXPECT_EQ(out.record.differs, c.differs);
+    EXPECT_EQ(out.record.skip, c.differs < 0 ? 0u : 1u);
+    EXPECT_EQ(out.scalars[0].skip, c.differs < 0 ? 0u : 1u);
+    EXPECT_EQ(out.scalars[0].applied_steps, c.differs < 0 ? 42 : 41);
+  }
 }
 
 TEST_P(HostVerdict, NonFiniteGradientSkipsAndCountsNoStep) {

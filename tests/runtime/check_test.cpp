@@ -454,6 +454,16 @@ TEST(Agreement, EveryOption) {
       [](Job *j) { j->options.groups[0].nesterov_weight = 1.0; },
       [](Job *j) { j->options.groups[0].nesterov = false; },
       [](Job *j) { j->options.groups[0].match_rms = true; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->prefetch_depth = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->reduce_depth = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->reshard_after_forward = 0; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->local_accumulation = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->weighted = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->loss_scale.initial = 2.0; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->loss_scale.growth = 3.0; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->loss_scale.backoff = 0.25; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->loss_scale.largest = 8.0; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->loss_scale.growth_interval = 9; }; },
   };
   for (const std::function<void(Job *)> &change : changes)
     expect_disagreement(

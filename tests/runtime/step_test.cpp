@@ -191,4 +191,85 @@ TEST(Verdict, IsTakenInByTheNextStepToo) { /* mfsdp_step_verdict is not a duty *
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+/* A step that ranks began differently: every rank is told, by the verdict or by the next begin; no
+ * rank has updated anything, and training goes on. */
+TEST(StepBegin, DifferentOnOneRank) {
+  const Job job = test::small_job();
+  const test::Expected expected(job, 6, 1);
+  using Change = std::function<void(mfsdp_step_desc *)>;
+  const std::vector<Change> changes = {
+      [](mfsdp_step_desc *d) { d->lr_factor *= 1.0000001; },
+      [](mfsdp_step_desc *d) { d->grad_weight *= 2.0; },
+  };
+  for (const Change &change : changes)
+    for (const bool by_begin : {false, true})
+      for (const int32_t culprit : {0, 2}) {
+        const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+          Trainer t(&rank, &job, 2);
+          mfsdp_verdict verdict = mfsdp_verdict_default();
+          mfsdp_progress progress = mfsdp_progress_default();
+          MFSDP_TRY(t.create());
+          mfsdp_step_desc desc = t.step_desc(0);
+          if (rank.rank == culprit) change(&desc);
+          MFSDP_TRY(mfsdp_step_begin(t.runtime, &desc));
+          for (int32_t m = 0; m < 2; ++m)
+            MFSDP_TRY(t.micro_batch(0, m));
+          MFSDP_TRY(mfsdp_step_end(t.runtime, 0));
+          const mfsdp_status status =
+              by_begin ? t.begin(0) : mfsdp_step_verdict(t.runtime, &verdict);
+          must_fail(rank, status, MFSDP_E_MISMATCH,
+                    "step 0: rank " + std::to_string(culprit == 0 ? 1 : 2) +
+                        " began it with another mfsdp_step_desc than rank 0");
+          require(mfsdp_context_error(&rank.context)->culprit == (culprit == 0 ? 1 : 2),
+                  "the culprit");
+          MFSDP_TRY(mfsdp_step_verdict(t.runtime, &verdict));
+          require(verdict.skipped == 1 && verdict.applied_steps == 0, "the step was not skipped");
+          MFSDP_TRY(mfsdp_runtime_progress(t.runtime, &progress));
+          require(progress.step == 1 && progress.skipped_steps == 1, "the counts");
+          progress = mfsdp_progress_default(); /* as the oracle counts */
+          MFSDP_TRY(mfsdp_runtime_resume(t.runtime, &progress));
+          MFSDP_TRY(t.step(0));
+          t.compare(expected, 0);
+          return t.destroy();
+        });
+        EXPECT_TRUE(result.ok()) << result.text();
+      }
+}
+
+/* More micro-batches on one rank: nobody finds a partner for the last of them. */
+TEST(StepBegin, MicroBatchesOfOneRank) {
+  for (const int32_t debug_check : {0, 1}) {
+    Job job = test::small_job();
+    job.debug_check = debug_check;
+    test::RanksOptions options = test::ranks_of(job, 3);
+    options.world.deadline_us = 2 * 1000000;
+    const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+      Trainer t(&rank, &job, rank.rank == 1 ? 2 : 1);
+      MFSDP_TRY(t.create());
+      const mfsdp_status status = t.step(0);
+      const std::string message = mfsdp_context_error(&rank.context)->message;
+      require(status != MFSDP_OK && !message.empty(), "a step of unequal length");
+      must_fail(rank, t.begin(1), MFSDP_E_POISONED, "refused after the first error");
+      return t.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+/* Counts that were resumed differently show in the next verdict. */
+TEST(StepBegin, ResumedDifferently) {
+  const Job job = test::small_job();
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Trainer t(&rank, &job, 1);
+    mfsdp_progress progress = mfsdp_progress_default();
+    MFSDP_TRY(t.create());
+    progress.step = progress.applied_steps = 5 + rank.rank;
+    MFSDP_TRY(mfsdp_runtime_resume(t.runtime, &progress));
+    must_fail(rank, t.step(0), MFSDP_E_MISMATCH, "rank 1 began it with another mfsdp_step_desc");
+    must_fail(rank, t.step(0), MFSDP_E_MISMATCH, "or after other steps");
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 } // namespace
