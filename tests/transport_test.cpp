@@ -186,7 +186,8 @@ int64_t no_time(void *) {
 }
 
 TEST_F(TransportTest, ControlCheck) {
-  mfsdp_control_ops ops = {sizeof(mfsdp_control_ops), "test", no_allgather, no_probe, no_time};
+  mfsdp_control_ops ops = {
+      sizeof(mfsdp_control_ops), "test", no_allgather, no_probe, no_time, nullptr};
   mfsdp_control control;
   std::memset(&control, 0, sizeof(control));
   control.struct_nbytes = sizeof(control);
