@@ -151,8 +151,11 @@ test-rules: ## plants one violation of each rule and expects test-dag to see it
 test-fuzz: ## libFuzzer on the readers of files, FUZZ_SECONDS=60 in all; needs clang with libFuzzer
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-$(BENCHES:%=bench-%): bench-%: build/bench/%
+$(patsubst %,bench-%,$(filter-out collective,$(BENCHES))): bench-%: build/bench/%
 	build/bench/$* $(BENCH_ARGS)
+# Under several launchers, and on hosts whose links the check program measures.
+bench-collective: build/bench/collective $(release_MPI_TESTS)
+	@scripts/bench_collective.sh $(BENCH_ARGS)
 
 info: $(SETS:%=build/%/config.mk) ## what was detected, and why something is off
 	@printf '%-14s %s\n' 'C compiler' "$(CC): $$($(CC) --version 2>&1 | head -n 1)" \

@@ -64,7 +64,7 @@ build/$1/tests/mpi/%: build/$1/tests/mpi/%.o
 	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) $$($1_MPI_LIBS) $$($1_LIBS) -o $$@
 
 build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libexamples.a
-	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$($1_LIBS) -o $$@
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$(if $$(filter collective,$$*),$$($1_MPI_LIBS)) $$($1_LIBS) -o $$@
 
 # Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
 build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libexamples.a \

@@ -3,10 +3,12 @@
  * mpi_check.c - the MPI transport and control plane, checked by the ranks of an mpirun.
  *
  *   mpirun -n 4 build/release/tests/mpi/mpi_check SCENARIO [VERDICTS]
+ *   mpirun -n 4 build/release/tests/mpi/mpi_check wire BYTES
  *
  * Scenarios that every rank survives report through MPI: rank 0 prints `ok SCENARIO` or `not ok`.
  * Scenarios in which ranks fail, leave or die (fail-...) write VERDICTS.RANK instead, one line
  * "status culprit rank milliseconds message": the launcher's own exit status says little then.
+ * `wire` measures links: every rank sends BYTES to the next one; the slowest and the fastest rate.
  * tests/cli/mpi.sh runs them and reads what they say.
  */
 #include "mfsdp/collective.h"
@@ -393,6 +395,29 @@ static void run_failure(const char *how, const char *verdicts) {
   _exit(0); /* a poisoned process does not finalize: with a dead peer that may hang */
 }
 
+/* ---- links ---- */
+
+/* The first message opens the connection and uses up what a shaper lets pass at once. */
+static void measure_wire(int nbytes) {
+  unsigned char *out = (unsigned char *)calloc((size_t)nbytes + 1, 2), *in = out + nbytes;
+  int rank, size, round;
+  int64_t start_us = 0, rate, slowest = 0, fastest = 0;
+  if (out == NULL) return;
+  (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  (void)MPI_Comm_size(MPI_COMM_WORLD, &size);
+  for (round = 0; round < 2; ++round) {
+    (void)MPI_Barrier(MPI_COMM_WORLD);
+    start_us = mfsdp_clock_us();
+    (void)MPI_Sendrecv(out, nbytes, MPI_BYTE, (rank + 1) % size, 0, in, nbytes, MPI_BYTE,
+                       (rank + size - 1) % size, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
+  rate = (int64_t)nbytes * 1000000 / (mfsdp_clock_us() - start_us + 1);
+  (void)MPI_Allreduce(&rate, &slowest, 1, MPI_INT64_T, MPI_MIN, MPI_COMM_WORLD);
+  (void)MPI_Allreduce(&rate, &fastest, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+  if (rank == 0) printf("wire %lld %lld\n", (long long)slowest, (long long)fastest);
+  free(out);
+}
+
 int main(int argc, char **argv) {
   const int worker = argc > 1 && strstr(argv[1], "worker") != NULL;
   int level = 0, wanted = MPI_THREAD_MULTIPLE;
@@ -400,7 +425,9 @@ int main(int argc, char **argv) {
   scenario_name = argv[1];
   if (strcmp(argv[1], "funneled") == 0) wanted = MPI_THREAD_FUNNELED;
   if (MPI_Init_thread(&argc, &argv, wanted, &level) != MPI_SUCCESS) return 1;
-  if (strncmp(argv[1], "fail-", 5) == 0)
+  if (strcmp(argv[1], "wire") == 0)
+    measure_wire(argc > 2 ? atoi(argv[2]) : 1000000);
+  else if (strncmp(argv[1], "fail-", 5) == 0)
     run_failure(argv[1], argc > 2 ? argv[2] : "verdict");
   else
     run_whole(worker);
