@@ -43,19 +43,22 @@ typedef struct mfsdp_mat {
   int64_t rows, cols, row_stride, batch_stride;
 } mfsdp_mat;
 
-/* d = alpha op(a) op(b) + beta c for each matrix of the batch, fp32 accumulation.
- * d.data may equal c.data (then with the same strides); d never overlaps a or b. beta 0: c is not
- * read and may be all zeros. A dimension of 0 is legal: an empty sum is 0. */
+/* d = alpha op(a) op(b) + beta c + diagonal I for each matrix of the batch. All sums are in fp32;
+ * 16-bit results are rounded once, at the end. d.data may equal c.data (then with the same strides);
+ * d never overlaps a or b. beta 0: c is not read and may be all zeros. A dimension of 0 is legal: an
+ * empty sum is 0. */
 typedef struct mfsdp_gemm_args {
   size_t struct_nbytes;
   mfsdp_mat a, b, c, d;
   int64_t batch_count;
   float alpha, beta;
-  mfsdp_dtype dtype;        /* of a, b, c and d */
+  float diagonal;           /* not 0: added to d[i][i] last; needs a square d */
+  mfsdp_dtype dtype;        /* of a, b, c and d: F32, BF16 or F16 */
   int32_t trans_a, trans_b; /* 1: op(x) is the transpose */
   int32_t symmetric;        /* 1: the caller knows that d and c are symmetric: one triangle may be
                                * computed, both are written. With a.data == b.data and trans_a !=
-                               * trans_b this is a rank-k update. */
+                               * trans_b this is a rank-k update; with trans_a == trans_b the
+                               * caller says that a is symmetric too, so it is one as well. */
 } mfsdp_gemm_args;
 
 /* How an input is divided by its Frobenius norm before Newton-Schulz. */

@@ -157,9 +157,9 @@ MFSDP_API mfsdp_status mfsdp_muon_prepare(mfsdp_context *context, const mfsdp_ba
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
   /* Newton-Schulz would check the same, but only after the first pass has been enqueued. */
-  MFSDP_TRY(mfsdp__ns_layout_of(context, rows, cols, &layout));
+  MFSDP_TRY(mfsdp__ns_layout_of(context, &desc->newton_schulz, rows, cols, 1, &layout));
   if (rows == 0 || cols == 0) return MFSDP_OK;
-  MFSDP_TRY(mfsdp__ns_arguments(context, rows * cols, direction, direction, workspace,
+  MFSDP_TRY(mfsdp__ns_arguments(context, rows * cols, 1, direction, 0, direction, 0, workspace,
                                 workspace_nbytes, layout.nbytes));
   args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, item, rows * cols, clipped, scalars,
                           present);
@@ -178,7 +178,8 @@ MFSDP_API mfsdp_status mfsdp_muon_commit(mfsdp_context *context, const mfsdp_bac
   mfsdp__ns_layout layout;
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
-  MFSDP_TRY(mfsdp__ns_layout_of(context, rows, cols, &layout)); /* a shape that makes sense */
+  MFSDP_TRY(mfsdp__ns_layout_of(context, &desc->newton_schulz, rows, cols, 1,
+                                &layout)); /* a shape that makes sense */
   if (rows == 0 || cols == 0) return MFSDP_OK;
   args =
       mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_COMMIT, item, rows * cols, clipped, scalars, present);

@@ -77,10 +77,12 @@ struct Shape {
   int64_t rows, cols;
 };
 
-const Shape kShapes[] = {{1, 1},   {1, 37},  {37, 1},  {4, 33},  {33, 4},  {16, 16},
-                         {63, 80}, {64, 64}, {72, 72}, {65, 90}, {90, 65}, {24, 160}};
+const Shape kShapes[] = {{1, 1},   {1, 37},   {37, 1},   {4, 33},   {33, 4},
+                         {16, 16}, {63, 80},  {64, 64},  {72, 72},  {65, 90},
+                         {90, 65}, {24, 160}, {66, 132}, {133, 65}, {101, 98}};
 
-const mfsdp_newton_schulz_form kForms[] = {MFSDP_NS_PLAIN, MFSDP_NS_SYMMETRIC, MFSDP_NS_AUTO};
+const mfsdp_newton_schulz_form kForms[] = {MFSDP_NS_PLAIN, MFSDP_NS_SYMMETRIC, MFSDP_NS_GRAM,
+                                           MFSDP_NS_AUTO};
 
 std::vector<float> matrix(Shape shape, const std::vector<double> &sigma, uint64_t seed) {
   return ref::narrow(ref::matrix_with_singular_values(shape.rows, shape.cols, sigma, seed, 8));
@@ -97,6 +99,16 @@ std::vector<float> well_conditioned(Shape shape, uint64_t seed = 1) {
 
 std::vector<double> reference(const std::vector<float> &x, Shape shape, int steps = 5) {
   return ref::newton_schulz(ref::widen(x), shape.rows, shape.cols, ref::coefficients_jordan(steps));
+}
+
+/* The steps that a description asks for, as the reference takes them. */
+ref::Coefficients coefficients_of(const mfsdp_newton_schulz_desc &desc) {
+  ref::Coefficients out;
+  for (int32_t step = 0; step < desc.step_count; ++step) {
+    const double *row = desc.coefficients[std::min(step, desc.coefficient_count - 1)];
+    out.push_back({{row[0], row[1], row[2]}});
+  }
+  return out;
 }
 
 /* ---- accuracy ---- */
@@ -346,25 +358,316 @@ TEST_P(NewtonSchulz, TallIsTheTransposeOfWide) {
   }
 }
 
-/* The form is a function of the shape alone, and AUTO is nothing but that choice. */
+/* The table of AUTO, by hand, both orientations; a stated form is never changed. */
+TEST(NewtonSchulzForm, Table) {
+  const struct {
+    int64_t s, l;
+    mfsdp_newton_schulz_form form;
+  } rows[] = {{1, 3, MFSDP_NS_PLAIN},           {1, 4, MFSDP_NS_GRAM},
+              {63, 63, MFSDP_NS_PLAIN},         {63, 251, MFSDP_NS_PLAIN},
+              {63, 252, MFSDP_NS_GRAM},         {64, 64, MFSDP_NS_SYMMETRIC},
+              {64, 127, MFSDP_NS_SYMMETRIC},    {64, 128, MFSDP_NS_GRAM},
+              {255, 509, MFSDP_NS_SYMMETRIC},   {255, 510, MFSDP_NS_GRAM},
+              {256, 383, MFSDP_NS_SYMMETRIC},   {256, 384, MFSDP_NS_GRAM},
+              {257, 385, MFSDP_NS_SYMMETRIC},   {257, 386, MFSDP_NS_GRAM},
+              {8192, 8192, MFSDP_NS_SYMMETRIC}, {8192, 28672, MFSDP_NS_GRAM}};
+  mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
+  EXPECT_EQ(desc.form, MFSDP_NS_AUTO);
+  for (const auto &row : rows) {
+    desc.form = MFSDP_NS_AUTO;
+    EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, row.s, row.l), row.form) << row.s << " " << row.l;
+    EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, row.l, row.s), row.form) << row.s << " " << row.l;
+    for (mfsdp_newton_schulz_form stated : {MFSDP_NS_PLAIN, MFSDP_NS_SYMMETRIC, MFSDP_NS_GRAM}) {
+      desc.form = stated;
+      EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, row.s, row.l), stated);
+    }
+  }
+}
+
+/* AUTO is nothing but that choice, bit by bit. */
 TEST_P(NewtonSchulz, AutoIsOneOfTheForms) {
   const mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
-  EXPECT_EQ(desc.form, MFSDP_NS_AUTO);
-  EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, 63, 5000), MFSDP_NS_PLAIN);
-  EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, 5000, 63), MFSDP_NS_PLAIN);
-  EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, 64, 64), MFSDP_NS_SYMMETRIC);
-  EXPECT_EQ(mfsdp_newton_schulz_form_of(&desc, 5000, 64), MFSDP_NS_SYMMETRIC);
   for (const Shape &shape : kShapes) {
     const std::vector<float> x = well_conditioned(shape, 13);
     const mfsdp_newton_schulz_form form =
         mfsdp_newton_schulz_form_of(&desc, shape.rows, shape.cols);
     EXPECT_TRUE(same_bits(run(desc, shape.rows, shape.cols, x),
                           run(desc_of(form), shape.rows, shape.cols, x)));
-    for (mfsdp_newton_schulz_form stated : {MFSDP_NS_PLAIN, MFSDP_NS_SYMMETRIC}) {
-      const mfsdp_newton_schulz_desc d = desc_of(stated);
-      EXPECT_EQ(mfsdp_newton_schulz_form_of(&d, shape.rows, shape.cols), stated);
+  }
+}
+
+/* By hand: products of a since the last restart stay at most 500, or 50 below s = 256. */
+TEST(NewtonSchulzForm, AutomaticRestarts) {
+  const struct {
+    mfsdp_ns_set set;
+    int64_t s;
+    mfsdp_dtype dtype;
+    uint64_t restarts; /* bit k: after step k + 1 */
+  } rows[] = {{MFSDP_NS_SET_JORDAN5, 256, MFSDP_F32, 0},
+              {MFSDP_NS_SET_YOU5, 256, MFSDP_F32, 0},
+              {MFSDP_NS_SET_CUBIC5, 256, MFSDP_F32, 0},
+              {MFSDP_NS_SET_POLAR_EXPRESS, 256, MFSDP_F32, 8}, /* 430, 979 */
+              {MFSDP_NS_SET_CANS5, 256, MFSDP_F32, 8},         /* 461, 1048 */
+              {MFSDP_NS_SET_DEEPSEEK_V4, 256, MFSDP_F32, 16},  /* 485, then 41 x 4 */
+              {MFSDP_NS_SET_JORDAN5, 255, MFSDP_F32, 4},       /* 40.9, 141 */
+              {MFSDP_NS_SET_YOU5, 255, MFSDP_F32, 2},          /* 16.1, 60.4; then 30.5 */
+              {MFSDP_NS_SET_POLAR_EXPRESS, 255, MFSDP_F32, 2}, /* 33, 130; then 29.3 */
+              {MFSDP_NS_SET_DEEPSEEK_V4, 255, MFSDP_F32, 4 | 32},
+              {MFSDP_NS_SET_JORDAN5, 4096, MFSDP_BF16, 2},
+              {MFSDP_NS_SET_JORDAN5, 8, MFSDP_F16, 2},
+              {MFSDP_NS_SET_DEEPSEEK_V4, 256, MFSDP_F16, 2 | 16 | 128}};
+  for (const auto &row : rows) {
+    mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_of(row.set);
+    desc.dtype = row.dtype;
+    EXPECT_EQ(mfsdp_newton_schulz_restarts_of(&desc, row.s, 4 * row.s), row.restarts)
+        << mfsdp_ns_set_name(row.set) << " " << row.s;
+    EXPECT_EQ(mfsdp_newton_schulz_restarts_of(&desc, 4 * row.s, row.s), row.restarts);
+    desc.restarts = MFSDP_NS_RESTARTS_NONE;
+    EXPECT_EQ(mfsdp_newton_schulz_restarts_of(&desc, row.s, row.s), 0u);
+    desc.restarts = 1 | 4 | 16; /* the last one stands after the last step of five */
+    desc.step_count = 5;
+    EXPECT_EQ(mfsdp_newton_schulz_restarts_of(&desc, row.s, row.s), 5u);
+    desc.step_count = 0;
+    EXPECT_EQ(mfsdp_newton_schulz_restarts_of(&desc, row.s, row.s), 0u);
+  }
+}
+
+/* Stated restarts, as few and as many as can be, in and out of place: the same polynomial. */
+TEST_P(NewtonSchulz, StatedRestarts) {
+  for (const Shape &shape : {Shape{20, 44}, Shape{70, 66}}) {
+    const std::vector<float> x = well_conditioned(shape, 21);
+    const std::vector<double> want = reference(x, shape);
+    for (uint64_t restarts = 0; restarts < 16; ++restarts) {
+      mfsdp_newton_schulz_desc desc = desc_of(MFSDP_NS_GRAM);
+      desc.restarts = restarts;
+      const std::vector<float> y = run(desc, shape.rows, shape.cols, x);
+      EXPECT_LE(ref::relative_error(y, want), kWell) << restarts;
+      EXPECT_TRUE(same_bits(run(desc, shape.rows, shape.cols, x, true), y)) << restarts;
     }
   }
+}
+
+/* ---- coefficient sets ---- */
+
+/* The tables against the reference's own copies, which have been checked against golden vectors. */
+TEST(NewtonSchulzSets, TablesAreTheReferences) {
+  const struct {
+    const char *name;
+    ref::Coefficients want;
+  } rows[] = {{"jordan5", ref::coefficients_jordan()},
+              {"you5", ref::coefficients_you5()},
+              {"polar_express", ref::coefficients_polar_express(5)},
+              {"polar_express_16", ref::coefficients_polar_express(5, 1.05, true)},
+              {"cans5", ref::coefficients_cans5()},
+              {"cubic5", ref::coefficients_cubic5()},
+              {"deepseek_v4", ref::coefficients_deepseek_v4()}};
+  int known = 0;
+  for (const auto &row : rows) {
+    const mfsdp_ns_set set = mfsdp_ns_set_by_name(row.name);
+    ASSERT_NE(set, MFSDP_NS_SET_NONE) << row.name;
+    EXPECT_STREQ(mfsdp_ns_set_name(set), row.name);
+    const mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_of(set);
+    EXPECT_EQ(coefficients_of(desc), row.want) << row.name;
+    ++known;
+  }
+  EXPECT_EQ(known, static_cast<int>(MFSDP_NS_SET_END) - 1) << "a set without a test";
+  mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_of(MFSDP_NS_SET_POLAR_EXPRESS);
+  for (int steps : {6, 7, 8, 12}) {
+    desc.step_count = steps;
+    EXPECT_EQ(coefficients_of(desc), ref::coefficients_polar_express(steps));
+  }
+}
+
+TEST(NewtonSchulzSets, UnknownNames) {
+  EXPECT_EQ(mfsdp_ns_set_by_name("jordan"), MFSDP_NS_SET_NONE);
+  EXPECT_EQ(mfsdp_ns_set_by_name(""), MFSDP_NS_SET_NONE);
+  EXPECT_EQ(mfsdp_ns_set_by_name(nullptr), MFSDP_NS_SET_NONE);
+  EXPECT_STREQ(mfsdp_ns_set_name(MFSDP_NS_SET_NONE), "invalid");
+  EXPECT_STREQ(mfsdp_ns_set_name(MFSDP_NS_SET_END), "invalid");
+  EXPECT_EQ(mfsdp_ns_set_steps(MFSDP_NS_SET_NONE), 0);
+}
+
+/* The ranges that exact arithmetic gives for singular values in [.01, 1] (NUMERICS; three digits),
+ * on matrices whose normalized values lie there, whatever the form. */
+TEST_P(NewtonSchulz, OutputRangesOfTheSets) {
+  const struct {
+    mfsdp_ns_set set;
+    int32_t steps;
+    double low, high;
+  } rows[] = {
+      {MFSDP_NS_SET_JORDAN5, 5, .682, 1.134},       {MFSDP_NS_SET_YOU5, 5, .978, 1.032},
+      {MFSDP_NS_SET_POLAR_EXPRESS, 5, .870, 1.124}, {MFSDP_NS_SET_POLAR_EXPRESS, 6, .997, 1.001},
+      {MFSDP_NS_SET_CANS5, 5, .884, 1.120},         {MFSDP_NS_SET_CUBIC5, 5, .774, 1.300},
+      {MFSDP_NS_SET_DEEPSEEK_V4, 10, 1.000, 1.001}};
+  const Shape shape = {24, 40};
+  const std::vector<float> x = matrix(shape, ref::spectrum_log_uniform(24, 0.03), 17);
+  const std::vector<double> sigma = ref::singular_values(ref::widen(x), shape.rows, shape.cols);
+  ASSERT_GE(sigma.back() / ref::frobenius_norm(ref::widen(x)), 0.01);
+  for (const auto &row : rows)
+    for (mfsdp_newton_schulz_form form : kForms) {
+      mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_of(row.set);
+      desc.step_count = row.steps;
+      desc.form = form;
+      const std::vector<double> got = ref::singular_values(
+          ref::widen(run(desc, shape.rows, shape.cols, x)), shape.rows, shape.cols);
+      EXPECT_LE(got.front(), row.high + 1e-3) << mfsdp_ns_set_name(row.set) << " form " << form;
+      EXPECT_GE(got.back(), row.low - 1e-3) << mfsdp_ns_set_name(row.set) << " form " << form;
+    }
+}
+
+/* From s = 256 on GRAM iterates without restarts; the promises hold there too. On low rank rounding
+ * noise is amplified by 485 with all forms: once per form's number of large factors, and GRAM's Q is
+ * one more (measured 2e-4; plain 5e-5), so 1e-3 keeps a factor of five. C loops would take seconds
+ * here and show nothing new. */
+TEST_P(NewtonSchulz, GramOnLargeMatrices) {
+  if (std::string(GetParam().name) != "cblas") GTEST_SKIP() << "large products";
+  const Shape shape = {256, 400};
+  const mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
+  ASSERT_EQ(mfsdp_newton_schulz_form_of(&desc, shape.rows, shape.cols), MFSDP_NS_GRAM);
+  const struct {
+    std::vector<double> sigma;
+    double tolerance;
+  } rows[] = {{ref::spectrum_log_uniform(256, 0.1), kWell},
+              {ref::spectrum_log_uniform(256, 1e-7), kGraded},
+              {ref::spectrum_deficient(256, 1), 1e-3}};
+  for (const auto &row : rows) {
+    const std::vector<float> x =
+        ref::narrow(ref::matrix_with_singular_values(shape.rows, shape.cols, row.sigma, 31, 24));
+    EXPECT_LE(ref::relative_error(run(desc, shape.rows, shape.cols, x), reference(x, shape)),
+              row.tolerance)
+        << row.tolerance;
+  }
+}
+
+TEST_P(NewtonSchulz, NormFactorDividesTheInput) {
+  const Shape shape = {12, 18};
+  const std::vector<float> x = well_conditioned(shape, 19);
+  for (double factor : {1.01, 1.05, 0.9})
+    for (mfsdp_norm_rule rule : {MFSDP_NORM_SCALE_SAFE, MFSDP_NORM_MAX_EPS, MFSDP_NORM_ADD_EPS}) {
+      mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
+      desc.norm_factor = factor;
+      desc.norm_rule = rule;
+      desc.eps = 0.5; /* large enough to be felt where it is added */
+      const ref::EpsRule rules[] = {ref::EpsRule::kScaleSafe, ref::EpsRule::kReferenceMax,
+                                    ref::EpsRule::kReferenceAdd};
+      EXPECT_LE(ref::relative_error(run(desc, shape.rows, shape.cols, x),
+                                    ref::newton_schulz(ref::widen(x), shape.rows, shape.cols,
+                                                       ref::coefficients_jordan(), rules[rule - 1],
+                                                       0.5, factor)),
+                kWell)
+          << factor << " rule " << rule;
+    }
+}
+
+/* ---- batches ---- */
+
+/* Strides with gaps on both sides, more matrices than one: each has the bits it has alone, the gaps
+ * stay as they were. */
+TEST_P(NewtonSchulz, ABatchEqualsItsParts) {
+  for (const Shape &shape :
+       {Shape{1, 7}, Shape{16, 16}, Shape{64, 64}, Shape{66, 140}, Shape{140, 66}})
+    for (mfsdp_newton_schulz_form form : kForms)
+      for (mfsdp_dtype dtype : {MFSDP_F32, MFSDP_F16}) {
+        if (dtype != MFSDP_F32 && shape.rows * shape.cols > 1000) continue;
+        const int64_t batch = 3, count = shape.rows * shape.cols;
+        const int64_t in_stride = count + 5, out_stride = count + 2;
+        mfsdp_newton_schulz_desc desc = desc_of(form);
+        desc.dtype = dtype;
+        std::vector<float> all(static_cast<std::size_t>(batch * in_stride), 7.0f);
+        std::vector<float> want(static_cast<std::size_t>(batch * out_stride), 9.0f);
+        for (int64_t i = 0; i < batch; ++i) {
+          const std::vector<float> x = well_conditioned(shape, 40 + static_cast<uint64_t>(i));
+          const std::vector<float> y = run(desc, shape.rows, shape.cols, x);
+          std::copy(x.begin(), x.end(), all.begin() + i * in_stride);
+          std::copy(y.begin(), y.end(), want.begin() + i * out_stride);
+        }
+        std::size_t nbytes = 0;
+        ASSERT_EQ(mfsdp_newton_schulz_batch_workspace_nbytes(&rig_.context, &desc, shape.rows,
+                                                             shape.cols, batch, &nbytes),
+                  MFSDP_OK);
+        Buffer<float> in(&rig_, all);
+        Buffer<float> out(&rig_, std::vector<float>(want.size(), 9.0f));
+        Buffer<unsigned char> workspace(&rig_, nbytes);
+        std::memset(workspace.data(), 0xff, nbytes);
+        const uint64_t before = rig_.context.counters.newton_schulz_count;
+        ASSERT_EQ(mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc,
+                                            shape.rows, shape.cols, batch, in.data(), in_stride,
+                                            out.data(), out_stride, workspace.data(), nbytes),
+                  MFSDP_OK)
+            << rig_.message();
+        EXPECT_TRUE(same_bits(out.read(), want))
+            << shape.rows << "x" << shape.cols << " form " << form;
+        EXPECT_EQ(rig_.context.counters.newton_schulz_count - before, 3u);
+        /* In place. */
+        for (int64_t i = 0; i < batch; ++i)
+          std::copy(want.begin() + i * out_stride, want.begin() + i * out_stride + count,
+                    all.begin() + i * in_stride);
+        ASSERT_EQ(mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc,
+                                            shape.rows, shape.cols, batch, in.data(), in_stride,
+                                            in.data(), in_stride, workspace.data(), nbytes),
+                  MFSDP_OK);
+        EXPECT_TRUE(same_bits(in.read(), all));
+      }
+}
+
+TEST_P(NewtonSchulz, NoMatrices) {
+  const mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
+  EXPECT_EQ(mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc, 4, 4, 0,
+                                      nullptr, 0, nullptr, 0, nullptr, 0),
+            MFSDP_OK);
+  EXPECT_EQ(rig_.context.counters.newton_schulz_count, 0u);
+}
+
+/* ---- 16-bit storage ---- */
+
+/*
+ * Every stored matrix is rounded to 8 (bf16) or 11 (fp16) bits: u = 2^-9 or 2^-12 relative. At a
+ * singular value near 1 a jordan step adds up to |b| + 2 |c| = 8.8 u from A, |b + c| = 2.7 u from P
+ * and 1 u from X: 12.6 u. The slope between .68 and 1.13 is about 1 at most, so five steps add up like
+ * independent errors: 12.6 sqrt(5) = 28 u. The norm is taken before any rounding.
+ */
+TEST_P(NewtonSchulz, SixteenBitStorage) {
+  const struct {
+    mfsdp_dtype dtype;
+    double unit;
+  } rows[] = {{MFSDP_BF16, 1.0 / 512}, {MFSDP_F16, 1.0 / 4096}};
+  for (const Shape &shape :
+       {Shape{16, 16}, Shape{12, 70}, Shape{70, 12}, Shape{1, 9}, Shape{66, 67}})
+    for (const auto &row : rows)
+      for (mfsdp_newton_schulz_form form : kForms) {
+        mfsdp_newton_schulz_desc desc = desc_of(form);
+        desc.dtype = row.dtype;
+        std::vector<float> x = well_conditioned(shape, 23);
+        const double error =
+            ref::relative_error(run(desc, shape.rows, shape.cols, x), reference(x, shape));
+        EXPECT_LE(error, 28 * row.unit)
+            << shape.rows << "x" << shape.cols << " form " << form << " " << row.unit;
+        /* fp16 ends at 65504: norms far beyond it must not be felt, bit for bit. */
+        const std::vector<float> want = run(desc, shape.rows, shape.cols, x);
+        for (int power : {-90, 90}) {
+          std::vector<float> scaled = x;
+          for (float &value : scaled)
+            value = std::ldexp(value, power);
+          EXPECT_TRUE(same_bits(run(desc, shape.rows, shape.cols, scaled), want)) << power;
+        }
+      }
+}
+
+/* NUMERICS: in 16 bits GRAM without a restart lets rounding noise grow without bound (5.6e8 on rank
+ * one in bf16), with one restart it stays near the polynomial's own largest value. */
+TEST_P(NewtonSchulz, SixteenBitGramNeedsItsRestart) {
+  const Shape shape = {48, 96};
+  const std::vector<double> spectra[] = {ref::spectrum_deficient(48, 1),
+                                         ref::spectrum_log_uniform(48, 1e-3)};
+  for (const std::vector<double> &sigma : spectra)
+    for (mfsdp_dtype dtype : {MFSDP_BF16, MFSDP_F16}) {
+      const std::vector<float> x = matrix(shape, sigma, 29);
+      mfsdp_newton_schulz_desc desc = desc_of(MFSDP_NS_GRAM);
+      desc.dtype = dtype;
+      const std::vector<double> got = ref::singular_values(
+          ref::widen(run(desc, shape.rows, shape.cols, x)), shape.rows, shape.cols);
+      EXPECT_LE(got.front(), dtype == MFSDP_BF16 ? 2.0 : 1.3);
+    }
 }
 
 TEST_P(NewtonSchulz, NonFiniteInputShowsInTheOutput) {
@@ -468,15 +771,55 @@ TEST_F(NewtonSchulzRules, TooManySteps) {
 }
 TEST_F(NewtonSchulzRules, FormBelow) {
   desc_.form = static_cast<mfsdp_newton_schulz_form>(0);
-  refused(&desc_, "form is 0, needs 1 to 3");
+  refused(&desc_, "form is 0, needs 1 to 4");
 }
-/* These two enums use all numbers of their bits but one, so a number above them exists for C
- * callers only; in C++ already reading it is undefined, as the sanitizer says. */
 TEST_F(NewtonSchulzRules, FormAbove) {
-  if (MFSDP_TEST_SANITIZER) GTEST_SKIP() << "no such value in C++";
-  put(&desc_.form, 4);
-  refused(&desc_, "form is 4");
+  put(&desc_.form, 5);
+  refused(&desc_, "form is 5");
 }
+TEST_F(NewtonSchulzRules, DtypeWithoutProducts) {
+  desc_.dtype = MFSDP_F64;
+  refused(&desc_, "dtype is f64, needs f32, bf16 or f16");
+}
+TEST_F(NewtonSchulzRules, NormFactor) {
+  for (double bad : {0.0, -1.0, 1e7, std::numeric_limits<double>::quiet_NaN()}) {
+    desc_.norm_factor = bad;
+    refused(&desc_, "norm_factor is");
+  }
+}
+TEST_F(NewtonSchulzRules, CoefficientsNotFinite) {
+  const double table[2][3] = {{1.0, 2.0, 3.0}, {1.0, std::numeric_limits<double>::infinity(), 0.0}};
+  desc_.coefficients = table;
+  desc_.coefficient_count = 2;
+  refused(&desc_, "coefficients[1][1] is inf");
+}
+TEST_F(NewtonSchulzRules, UnknownSet) {
+  desc_ = mfsdp_newton_schulz_desc_of(MFSDP_NS_SET_NONE);
+  refused(&desc_, "at least one row of coefficients");
+}
+TEST_F(NewtonSchulzRules, BatchStrides) {
+  std::vector<float> x(64, 1.0f), y(64, 2.0f);
+  Buffer<unsigned char> workspace(&rig_, 1 << 16);
+  const auto batch = [&](int64_t count, int64_t in_stride, int64_t out_stride, float *in,
+                         float *out) {
+    return mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc_, 4, 4, count,
+                                     in, in_stride, out, out_stride, workspace.data(),
+                                     workspace.count());
+  };
+  EXPECT_EQ(batch(-1, 16, 16, x.data(), y.data()), MFSDP_E_ARGUMENT);
+  expect_message("batch_count is -1");
+  EXPECT_EQ(batch(2, 15, 16, x.data(), y.data()), MFSDP_E_ARGUMENT);
+  expect_message("the strides are 15 and 16");
+  EXPECT_EQ(batch(2, 16, 15, x.data(), y.data()), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(batch(2, INT64_MAX, 16, x.data(), y.data()), MFSDP_E_OVERFLOW);
+  EXPECT_EQ(batch(2, 16, 20, x.data(), x.data()), MFSDP_E_ARGUMENT);
+  expect_message("overlap");
+  EXPECT_EQ(batch(2, 16, 16, x.data(), x.data() + 16), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(batch(2, 16, 16, x.data(), x.data() + 32), MFSDP_OK) << rig_.message();
+  EXPECT_EQ(y, std::vector<float>(64, 2.0f));
+}
+/* This enum uses all numbers of its bits but one, so a number above them exists for C callers only;
+ * in C++ already reading it is undefined, as the sanitizer says. */
 TEST_F(NewtonSchulzRules, RuleBelow) {
   desc_.norm_rule = static_cast<mfsdp_norm_rule>(0);
   refused(&desc_, "norm_rule is 0, needs 1 to 3");
@@ -528,12 +871,20 @@ TEST_F(NewtonSchulzRules, WorkspaceTooSmall) {
 }
 
 /* Every part of the workspace is used and none overlaps another: scratch, a second iterate and two
- * s x s products, each on a multiple of the alignment. */
+ * (GRAM: four) s x s products, each on a multiple of the alignment and as often as there are
+ * matrices; 16-bit iterates cannot use the output, so there are two of them. */
 TEST_F(NewtonSchulzRules, WorkspaceIsWhatTheIterationHolds) {
   std::size_t nbytes = 0;
   ASSERT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_, 100, 64, &nbytes),
             MFSDP_OK);
   EXPECT_EQ(nbytes, 512u * 8u + 100u * 64u * 4u + 2u * 64u * 64u * 4u);
+  ASSERT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_, 64, 128, &nbytes),
+            MFSDP_OK);
+  EXPECT_EQ(nbytes, 512u * 8u + 128u * 64u * 4u + 4u * 64u * 64u * 4u);
+  desc_.dtype = MFSDP_BF16;
+  ASSERT_EQ(mfsdp_newton_schulz_batch_workspace_nbytes(&rig_.context, &desc_, 128, 64, 5, &nbytes),
+            MFSDP_OK);
+  EXPECT_EQ(nbytes, 5u * (512u * 8u + 2u * 128u * 64u * 2u + 4u * 64u * 64u * 2u));
 }
 
 TEST_F(NewtonSchulzRules, NullPointers) {

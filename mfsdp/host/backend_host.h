@@ -22,7 +22,7 @@
  * affected. A queue that waits (queue_wait) for an event with an error fails with that error.
  *
  * Does not: use more than one thread for a queue's work; bind threads; provide eigh and qr;
- * multiply in other dtypes than F32 (E_UNSUPPORTED). Link flags: -lpthread -lm, and the CBLAS if
+ * multiply in F64 (E_UNSUPPORTED). Link flags: -lpthread -lm, and the CBLAS if
  * math_cblas.h is used. POSIX 2008: see posix/clock.h. Compile with -O3 -march=native
  * -fno-math-errno -ffp-contract=off.
  */
@@ -435,7 +435,8 @@ MFSDP_API mfsdp_status mfsdp__host_verdict_entry(void *self, mfsdp_queue *queue,
 
 MFSDP_API mfsdp_status mfsdp__host_check_mat(mfsdp_host_backend *host, const char *what,
                                              const mfsdp_mat *mat, int64_t rows, int64_t cols,
-                                             int64_t batch_count) {
+                                             int64_t batch_count, size_t element_nbytes) {
+  const int64_t small = INT64_C(1) << 28;
   int64_t batch_extent, extent;
   if (mat->rows != rows || mat->cols != cols)
     return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: %s is %lld x %lld, needs %lld x %lld",
@@ -448,14 +449,16 @@ MFSDP_API mfsdp_status mfsdp__host_check_mat(mfsdp_host_backend *host, const cha
         "gemm: %s has row_stride %lld and batch_stride %lld; needs at least its "
         "%lld columns, and 0",
         what, (long long)mat->row_stride, (long long)mat->batch_stride, (long long)cols);
-  if (!mfsdp_i64_mul(batch_count - 1, mat->batch_stride, &batch_extent) ||
-      !mfsdp_i64_mul(rows, mat->row_stride, &extent) ||
-      !mfsdp_i64_add(extent, batch_extent, &extent) ||
-      !mfsdp_i64_mul(extent, (int64_t)sizeof(float), &extent))
+  if ((rows > small || mat->row_stride > small || batch_count > small ||
+       mat->batch_stride > small) && /* no product of two of them overflows otherwise */
+      (!mfsdp_i64_mul(batch_count - 1, mat->batch_stride, &batch_extent) ||
+       !mfsdp_i64_mul(rows, mat->row_stride, &extent) ||
+       !mfsdp_i64_add(extent, batch_extent, &extent) ||
+       !mfsdp_i64_mul(extent, (int64_t)element_nbytes, &extent)))
     return MFSDP__HOST_FAIL(host, MFSDP_E_OVERFLOW, "gemm: the extent of %s overflows int64", what);
-  if (mat->data == NULL || (uintptr_t)mat->data % sizeof(float) != 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: %s is NULL or not aligned to its floats",
-                            what);
+  if (mat->data == NULL || (uintptr_t)mat->data % element_nbytes != 0)
+    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
+                            "gemm: %s is NULL or not aligned to its elements", what);
   return MFSDP_OK;
 }
 
@@ -464,20 +467,23 @@ MFSDP_API mfsdp_status mfsdp__host_check_gemm(mfsdp_host_backend *host,
   const mfsdp_mat *a = &args->a, *b = &args->b, *c = &args->c, *d = &args->d;
   const int64_t m = args->trans_a ? a->cols : a->rows, k = args->trans_a ? a->rows : a->cols;
   const int64_t n = args->trans_b ? b->rows : b->cols;
-  if (args->dtype != MFSDP_F32)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED, "gemm: dtype %s; the host backend has f32",
+  const size_t nbytes = mfsdp_dtype_nbytes(args->dtype);
+  if (args->dtype != MFSDP_F32 && args->dtype != MFSDP_BF16 && args->dtype != MFSDP_F16)
+    return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED,
+                            "gemm: dtype %s; the host backend has f32, bf16 and f16",
                             mfsdp_dtype_name(args->dtype));
   if (args->batch_count < 0 || m < 0 || n < 0 || k < 0)
     return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
                             "gemm: %lld products of %lld x %lld x %lld: none may be negative",
                             (long long)args->batch_count, (long long)m, (long long)n, (long long)k);
-  MFSDP_TRY(mfsdp__host_check_mat(host, "a", a, a->rows, a->cols, args->batch_count));
+  MFSDP_TRY(mfsdp__host_check_mat(host, "a", a, a->rows, a->cols, args->batch_count, nbytes));
   MFSDP_TRY(mfsdp__host_check_mat(host, args->trans_b ? "b (transposed)" : "b", b,
-                                  args->trans_b ? n : k, args->trans_b ? k : n, args->batch_count));
-  MFSDP_TRY(mfsdp__host_check_mat(host, "d", d, m, n, args->batch_count));
+                                  args->trans_b ? n : k, args->trans_b ? k : n, args->batch_count,
+                                  nbytes));
+  MFSDP_TRY(mfsdp__host_check_mat(host, "d", d, m, n, args->batch_count, nbytes));
   if (m == 0 || n == 0) return MFSDP_OK;
   if (args->beta != 0.0f) {
-    MFSDP_TRY(mfsdp__host_check_mat(host, "c", c, m, n, args->batch_count));
+    MFSDP_TRY(mfsdp__host_check_mat(host, "c", c, m, n, args->batch_count, nbytes));
     if (c->data == d->data &&
         (c->row_stride != d->row_stride || c->batch_stride != d->batch_stride))
       return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: c is d, but with other strides");
@@ -489,10 +495,10 @@ MFSDP_API mfsdp_status mfsdp__host_check_gemm(mfsdp_host_backend *host,
     return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
                             "gemm: d has batch_stride 0: %lld results in one place",
                             (long long)args->batch_count);
-  if (args->symmetric && m != n)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "gemm: symmetric, but d is %lld x %lld; needs a square", (long long)m,
-                            (long long)n);
+  if ((args->symmetric || args->diagonal != 0.0f) && m != n)
+    return MFSDP__HOST_FAIL(
+        host, MFSDP_E_ARGUMENT, "gemm: %s, but d is %lld x %lld; needs a square",
+        args->symmetric ? "symmetric" : "a diagonal", (long long)m, (long long)n);
   return MFSDP_OK;
 }
 

@@ -38,6 +38,9 @@ MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_grou
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->form);
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->norm_rule);
   hash = mfsdp__hash_f64(hash, ns->eps);
+  hash = mfsdp__hash_f64(hash, ns->norm_factor);
+  hash = mfsdp_hash_u64(hash, (uint64_t)ns->dtype);
+  hash = mfsdp_hash_u64(hash, ns->restarts);
   for (i = 0; i < ns->coefficient_count; ++i)
     for (k = 0; k < 3; ++k)
       hash = mfsdp__hash_f64(hash, ns->coefficients[i][k]);

@@ -113,7 +113,7 @@ TEST_P(HostDense, GemmOfEveryShapeAndTransposition) {
 TEST_P(HostDense, SymmetricProductsWriteBothTriangles) {
   Rig rig(GetParam());
   Numbers numbers(32);
-  for (int64_t n : {1, 5, 40, 263}) /* panels begin at 256 */
+  for (int64_t n : {1, 5, 40, 67, 263}) /* routes change at 64, 96 and 192 */
     for (int kind = 0; kind < 6; ++kind)
       for (float beta : {0.0f, 2.0f})
         for (int in_place = 0; in_place < 2; ++in_place) {
@@ -180,6 +180,162 @@ TEST_P(HostDense, SymmetricRealResultsAreExactlySymmetric) {
       ASSERT_EQ(got[static_cast<std::size_t>(i * n + j)], got[static_cast<std::size_t>(j * n + i)]);
 }
 
+/* Long rank-k updates are added in slices, squares of a symmetric matrix (a is b, not transposed)
+ * take their own routes, and small ones are transposed first: exact on integers, all of them. */
+TEST_P(HostDense, RankKOfEveryRoute) {
+  Rig rig(GetParam());
+  Numbers numbers(36);
+  const struct {
+    int64_t n, k;
+    int symmetric;
+  } rows[] = {{3, 300, 0},  {3, 300, 1},   {20, 204, 0},  {20, 205, 1},
+              {70, 300, 1}, {100, 149, 1}, {100, 150, 1}, {100, 300, 1}};
+  for (const auto &row : rows)
+    for (int trans_a = 0; trans_a < 2; ++trans_a) {
+      Stack a(trans_a ? row.k : row.n, trans_a ? row.n : row.k, 2, 2), d(row.n, row.n, 1, 2);
+      a.fill(&numbers, 2);
+      d.fill(&numbers, 3);
+      d.make_symmetric();
+      Stack want = d;
+      for (int64_t x = 0; x < 2; ++x)
+        for (int64_t i = 0; i < row.n; ++i)
+          for (int64_t j = 0; j < row.n; ++j)
+            want.at(x, i, j) =
+                2.0f * product(&a, trans_a, &a, !trans_a, x, i, j) + 3.0f * d.at(x, i, j);
+      Buffer<float> ab(&rig, a.all), db(&rig, d.all);
+      mfsdp_gemm_args args = mfsdp_gemm_args_default();
+      a.mat.data = ab.data();
+      d.mat.data = db.data();
+      args.a = args.b = a.mat;
+      args.c = args.d = d.mat;
+      args.batch_count = 2;
+      args.alpha = 2.0f;
+      args.beta = 3.0f;
+      args.trans_a = trans_a;
+      args.trans_b = !trans_a;
+      args.symmetric = row.symmetric;
+      ASSERT_EQ(rig.ops->gemm(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
+      ASSERT_EQ(db.read(), want.all) << row.n << " " << row.k << " trans " << trans_a;
+    }
+  for (int64_t n : {7, 66, 200})
+    for (int trans = 0; trans < 2; ++trans) {
+      Stack a(n, n, 1, 1), d(n, n, 0, 1);
+      a.fill(&numbers, 2);
+      a.make_symmetric();
+      Stack want = d;
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j)
+          want.at(0, i, j) = product(&a, 0, &a, 0, 0, i, j) + 2.0f * a.at(0, i, j);
+      Buffer<float> ab(&rig, a.all), db(&rig, d.all);
+      mfsdp_gemm_args args = mfsdp_gemm_args_default();
+      a.mat.data = ab.data();
+      d.mat.data = db.data();
+      args.a = args.b = args.c = a.mat;
+      args.d = d.mat;
+      args.beta = 2.0f;
+      args.trans_a = args.trans_b = trans;
+      args.symmetric = 1;
+      ASSERT_EQ(rig.ops->gemm(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
+      ASSERT_EQ(db.read(), want.all) << n << " trans " << trans;
+    }
+}
+
+/* Added last, to every matrix of the batch; with an empty product it is beta c + diagonal I. */
+TEST_P(HostDense, Diagonal) {
+  Rig rig(GetParam());
+  Numbers numbers(37);
+  for (int64_t n : {1, 9, 70})
+    for (int64_t k : {int64_t{0}, n})
+      for (int symmetric = 0; symmetric < 2; ++symmetric)
+        for (float beta : {0.0f, 1.0f, 2.0f}) {
+          Stack a(n, k, 0, 2), c(n, n, 1, 2), d(n, n, 2, 2);
+          a.fill(&numbers, 2);
+          c.fill(&numbers, 3);
+          c.make_symmetric();
+          Stack want = d;
+          for (int64_t x = 0; x < 2; ++x)
+            for (int64_t i = 0; i < n; ++i)
+              for (int64_t j = 0; j < n; ++j)
+                want.at(x, i, j) = (k > 0 ? product(&a, 0, &a, 1, x, i, j) : 0.0f) +
+                                   beta * c.at(x, i, j) + (i == j ? 5.0f : 0.0f);
+          Buffer<float> ab(&rig, a.all), cb(&rig, c.all), db(&rig, d.all);
+          mfsdp_gemm_args args = mfsdp_gemm_args_default();
+          a.mat.data = ab.data();
+          c.mat.data = cb.data();
+          d.mat.data = db.data();
+          args.a = args.b = a.mat;
+          args.trans_b = 1;
+          args.c = c.mat;
+          args.d = d.mat;
+          args.batch_count = 2;
+          args.beta = beta;
+          args.diagonal = 5.0f;
+          args.symmetric = symmetric;
+          ASSERT_EQ(rig.ops->gemm(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
+          ASSERT_EQ(db.read(), want.all) << n << " " << k << " beta " << beta;
+        }
+}
+
+/* bf16 and fp16: integers that fit 8 bits and whose sums fit a float are exact up to the one rounding
+ * of the result, which is that of mfsdp_..._from_f32. */
+TEST_P(HostDense, SixteenBitProductsRoundOnce) {
+  Rig rig(GetParam());
+  Numbers numbers(38);
+  for (mfsdp_dtype dtype : {MFSDP_BF16, MFSDP_F16})
+    for (int trans = 0; trans < 4; ++trans)
+      for (int symmetric = 0; symmetric < 2; ++symmetric) {
+        if (symmetric && trans != 1 && trans != 2) continue;
+        const int ta = trans & 1, tb = trans >> 1;
+        const int64_t m = 67, n = symmetric ? m : 35, k = 150;
+        Stack a(ta ? k : m, ta ? m : k, 1, 2), b(tb ? n : k, tb ? k : n, 1, 2);
+        Stack c(m, n, 1, 2), d(m, n, 2, 2);
+        a.fill(&numbers, 3);
+        b.fill(&numbers, 3);
+        c.fill(&numbers, 4);
+        if (symmetric) {
+          b = a;
+          c.make_symmetric();
+        }
+        const auto store = [&](float value) {
+          return dtype == MFSDP_BF16 ? mfsdp_bf16_from_f32(value) : mfsdp_f16_from_f32(value);
+        };
+        const auto narrow = [&](const std::vector<float> &x) {
+          std::vector<uint16_t> out;
+          for (float value : x)
+            out.push_back(store(value));
+          return out;
+        };
+        std::vector<uint16_t> want = narrow(d.all);
+        for (int64_t x = 0; x < 2; ++x)
+          for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j)
+              want[static_cast<std::size_t>(&d.at(x, i, j) - d.all.data())] =
+                  store(0.5f * product(&a, ta, &b, tb, x, i, j) + 2.0f * c.at(x, i, j) +
+                        (symmetric && i == j ? 3.0f : 0.0f));
+        Buffer<uint16_t> ab(&rig, narrow(a.all)), bb(&rig, narrow(b.all)), cb(&rig, narrow(c.all));
+        Buffer<uint16_t> db(&rig, narrow(d.all));
+        mfsdp_gemm_args args = mfsdp_gemm_args_default();
+        a.mat.data = ab.data();
+        b.mat.data = symmetric ? ab.data() : bb.data();
+        c.mat.data = cb.data();
+        d.mat.data = db.data();
+        args.a = a.mat;
+        args.b = b.mat;
+        args.c = c.mat;
+        args.d = d.mat;
+        args.batch_count = 2;
+        args.alpha = 0.5f;
+        args.beta = 2.0f;
+        args.diagonal = symmetric ? 3.0f : 0.0f;
+        args.dtype = dtype;
+        args.trans_a = ta;
+        args.trans_b = tb;
+        args.symmetric = symmetric;
+        ASSERT_EQ(rig.ops->gemm(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
+        ASSERT_EQ(db.read(), want) << mfsdp_dtype_name(dtype) << " trans " << trans;
+      }
+}
+
 /* A batch of three equals three single products, bit for bit: results do not depend on batching. */
 TEST_P(HostDense, ABatchEqualsItsParts) {
   Rig rig(GetParam());
@@ -222,7 +378,9 @@ TEST_P(HostDense, GemmSaysWhatIsWrong) {
   };
   const Fault faults[] = {
       {MFSDP_E_ARGUMENT, [](mfsdp_gemm_args *x) { x->struct_nbytes = 8; }, "struct_nbytes is 8"},
-      {MFSDP_E_UNSUPPORTED, [](mfsdp_gemm_args *x) { x->dtype = MFSDP_BF16; }, "dtype bf16"},
+      {MFSDP_E_UNSUPPORTED, [](mfsdp_gemm_args *x) { x->dtype = MFSDP_F64; }, "dtype f64"},
+      {MFSDP_E_ARGUMENT, [](mfsdp_gemm_args *x) { x->diagonal = 1.0f; },
+       "a diagonal, but d is 3 x 5"},
       {MFSDP_E_ARGUMENT, [](mfsdp_gemm_args *x) { x->batch_count = -1; }, "-1 products"},
       {MFSDP_E_ARGUMENT, [](mfsdp_gemm_args *x) { x->a.rows = -3; }, "-3 x 5 x 4"},
       {MFSDP_E_ARGUMENT, [](mfsdp_gemm_args *x) { x->b.rows = 3; }, "b is 3 x 5, needs 4 x 5"},
