@@ -480,6 +480,9 @@ TEST(Agreement, EveryNewtonSchulzOption) {
       [](mfsdp_newton_schulz_desc *d) { d->form = MFSDP_NS_PLAIN; },
       [](mfsdp_newton_schulz_desc *d) { d->norm_rule = MFSDP_NORM_ADD_EPS; },
       [](mfsdp_newton_schulz_desc *d) { d->eps = 1e-6; },
+      [](mfsdp_newton_schulz_desc *d) { d->norm_factor = 1.01; },
+      [](mfsdp_newton_schulz_desc *d) { d->dtype = MFSDP_BF16; },
+      [](mfsdp_newton_schulz_desc *d) { d->restarts = MFSDP_NS_RESTARTS_NONE; },
       [](mfsdp_newton_schulz_desc *d) { d->coefficients = other; },
       [](mfsdp_newton_schulz_desc *d) {
         d->coefficients = other;
