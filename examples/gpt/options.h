@@ -37,6 +37,8 @@ extern "C" {
   X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks")                           \
   X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS,                             \
     "ranks are threads of this process, or the processes of an mpirun")                          \
+  X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical",                \
+    "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
     "micro-batches per rank and step")                                                           \
   X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                       \
@@ -66,7 +68,6 @@ extern "C" {
   X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")           \
   X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                 \
   X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev") \
-  X(RESERVED, collective, "collective", "", 0, 0, "", "")                                        \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
   X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                \
@@ -79,6 +80,7 @@ extern "C" {
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
 enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
+enum { GPT_COLLECTIVE_DIRECT = 0, GPT_COLLECTIVE_RING, GPT_COLLECTIVE_HIERARCHICAL };
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
 enum {
   GPT_PLANNER_ROUND_ROBIN = 0,

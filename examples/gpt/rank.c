@@ -85,6 +85,7 @@ static mfsdp_status create_links(gpt_rank *rank) {
 }
 
 static mfsdp_status create_runtime(gpt_rank *rank) {
+  static const mfsdp_algorithm algorithms[] = {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL};
   mfsdp_hyper_group hyper[GPT_GROUP_COUNT];
   mfsdp_optimizer_desc optimizer = mfsdp_optimizer_desc_default();
   mfsdp_runtime_desc desc = mfsdp_runtime_desc_default();
@@ -103,6 +104,7 @@ static mfsdp_status create_runtime(gpt_rank *rank) {
   desc.optimizer = &optimizer;
   desc.max_micro_batches = (int32_t)rank->job->options.micro_batches;
   desc.clip_norm = rank->job->options.clip;
+  desc.gather_algorithm = desc.reduce_algorithm = algorithms[rank->job->options.collective];
   desc.prefetch_depth = (int32_t)rank->job->options.prefetch;
   desc.reduce_depth = desc.prefetch_depth > 0;
   desc.reshard_after_forward = (int32_t)rank->job->options.reshard_after_forward;

@@ -11,13 +11,21 @@
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
                                                         const mfsdp_runtime_desc *desc) {
-  const char *what = desc->step_in_backward != 0              ? "step_in_backward"
-                     : desc->verdict_lag != 0                 ? "verdict_lag above 0"
-                     : desc->gather_algorithm != MFSDP_DIRECT ? "a gather_algorithm but DIRECT"
-                     : desc->reduce_algorithm != MFSDP_DIRECT ? "a reduce_algorithm but DIRECT"
-                                                              : NULL;
+  const char *what = desc->step_in_backward != 0 ? "step_in_backward"
+                     : desc->verdict_lag != 0    ? "verdict_lag above 0"
+                                                 : NULL;
   if (what == NULL) return MFSDP_OK;
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s is not in this version", what);
+}
+
+MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context, const char *field,
+                                                      mfsdp_algorithm algorithm) {
+  if (algorithm >= MFSDP_DIRECT && algorithm <= MFSDP_HIERARCHICAL) return MFSDP_OK;
+  if (algorithm == MFSDP_NATIVE || algorithm == MFSDP_ALGORITHM_AUTO)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s %s is not in this version", field,
+                      mfsdp_algorithm_name(algorithm));
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: %s is %d, needs an mfsdp_algorithm", field,
+                    (int)algorithm);
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
@@ -65,6 +73,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
   if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown state_space %d",
                       (int)desc->state_space);
+  MFSDP_TRY(mfsdp__runtime_check_algorithm(context, "gather_algorithm", desc->gather_algorithm));
+  MFSDP_TRY(mfsdp__runtime_check_algorithm(context, "reduce_algorithm", desc->reduce_algorithm));
   return mfsdp__runtime_check_loss_scale(context, &desc->loss_scale);
 }
 
@@ -144,6 +154,13 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
           "or a 16-bit one for f32",
           param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
           mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
+    if (desc->reduce_algorithm != MFSDP_DIRECT && param->wire != MFSDP_F32 &&
+        param->role != MFSDP_ROLE_FROZEN)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: reduce_algorithm %s sends sums on, which need wire f32; %.80s "
+                        "has %s (direct takes it)",
+                        mfsdp_algorithm_name(desc->reduce_algorithm), param->name,
+                        mfsdp_dtype_name(param->wire));
     MFSDP_TRY(mfsdp__runtime_check_sums(context, desc, plan, i));
     if (param->role == MFSDP_ROLE_FROZEN || mfsdp_plan_param_owner(plan, i) != i) continue;
     MFSDP_TRY(mfsdp_optimizer_route_check(context, desc->optimizer, param->name, param->role,

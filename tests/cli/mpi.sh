@@ -71,6 +71,15 @@ same_as_threads() { # NAME OPTIONS...
 same_as_threads 'train_gpt'
 same_as_threads 'train_gpt, prefetch' --prefetch 2
 same_as_threads 'train_gpt, bf16' --dtype bf16
+for collective in ring hierarchical; do # sums in another order, the same one on both transports
+  # shellcheck disable=SC2086
+  $program $small --ranks 4 --collective $collective >"$work/out" 2>/dev/null
+  want=$(field "$work/out" params_hash)
+  # shellcheck disable=SC2086
+  run 4 $program --transport mpi $small --collective $collective
+  # Hierarchical: MPI knows one node here, as threads do.
+  check "train_gpt, $collective, 4 processes: the hash of threads" "$(field "$work/out" params_hash)" "${want:-none}"
+done
 run 2 $program --transport mpi --ranks 4 --data "$work/text"
 check 'another --ranks than processes' "$(grep -c 'leave --ranks out' "$work/err")" 2
 run 2 $program --transport mpi --data "$work/none"

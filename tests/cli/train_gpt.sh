@@ -45,6 +45,24 @@ split_test 'role greedy' --planner role-greedy --clip 0.5
 split_test 'bf16' --dtype bf16 --clip 0.5
 split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
 
+# ---- other collectives: the same bytes, and results that do not depend on prefetch ----
+# shellcheck disable=SC2086
+$program $small --ranks 4 >"$work/direct" 2>/dev/null
+for collective in ring hierarchical; do
+  # shellcheck disable=SC2086
+  $program $small --ranks 4 --collective $collective >"$work/out" 2>"$work/err"
+  for class in materialize reduce optimizer_matrix; do
+    check "$collective: $class bytes as direct" "$(field "$work/out" $class)" "$(field "$work/direct" $class)"
+  done
+  hash=$(field "$work/out" params_hash)
+  # shellcheck disable=SC2086
+  $program $small --ranks 4 --collective $collective --prefetch 2 >"$work/out" 2>"$work/err"
+  check "$collective: the same hash with prefetch" "$(field "$work/out" params_hash)" "${hash:-none}"
+done
+# shellcheck disable=SC2086
+$program $small --ranks 2 --collective ring --dtype bf16 >"$work/out" 2>"$work/err"
+check 'sums on a narrow wire are refused' "$(grep -c 'needs\{0,1\} wire f32\|need wire f32' "$work/err")" 1
+
 # Prefetch and keeping parameters move time and memory, not results: the hashes are those without.
 same_test() { # NAME OPTIONS...: the same hash with each of these, for every split
   name=$1
@@ -151,7 +169,7 @@ done
 check 'the data is as it was' "$(cksum <"$work/text")" "$before"
 refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
-for name in collective device strategy preset coefficients checkpoint save-every keep-last resume; do
+for name in device strategy preset coefficients checkpoint save-every keep-last resume; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
 done
 $program --help >"$work/out" 2>"$work/err"

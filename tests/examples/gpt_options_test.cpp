@@ -151,7 +151,7 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
   for (const char *name :
-       {"--collective", "--device", "--strategy", "--preset", "--coefficients",
+       {"--device", "--strategy", "--preset", "--coefficients",
         "--checkpoint", "--save-every", "--keep-last", "--resume"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");

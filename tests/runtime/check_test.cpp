@@ -82,10 +82,12 @@ std::vector<Rule> option_rules() {
        [](Parts *p) { p->desc->step_in_backward = 1; }},
       {"verdict_lag", MFSDP_E_UNSUPPORTED, "verdict_lag above 0",
        [](Parts *p) { p->desc->verdict_lag = 1; }},
-      {"gather_algorithm", MFSDP_E_UNSUPPORTED, "a gather_algorithm but DIRECT",
-       [](Parts *p) { p->desc->gather_algorithm = MFSDP_RING; }},
-      {"reduce_algorithm", MFSDP_E_UNSUPPORTED, "a reduce_algorithm but DIRECT",
+      {"gather_algorithm", MFSDP_E_UNSUPPORTED, "gather_algorithm auto is not in this version",
+       [](Parts *p) { p->desc->gather_algorithm = MFSDP_ALGORITHM_AUTO; }},
+      {"reduce_algorithm", MFSDP_E_UNSUPPORTED, "reduce_algorithm native is not in this version",
        [](Parts *p) { p->desc->reduce_algorithm = MFSDP_NATIVE; }},
+      {"no_algorithm", MFSDP_E_ARGUMENT, "reduce_algorithm is 0, needs an mfsdp_algorithm",
+       [](Parts *p) { p->desc->reduce_algorithm = static_cast<mfsdp_algorithm>(0); }},
   };
   return rules;
 }

@@ -656,9 +656,9 @@ TEST(BadGroups, OnOneRank) {
          (*g)[1].replica_control = (*g)[1].control;
        },
        MFSDP_E_ARGUMENT},
-      {"a gather_algorithm but DIRECT",
+      {"gather_algorithm native is not in this version",
        [](mfsdp_runtime_desc *desc, Groups *, std::vector<mfsdp_hyper_group> *) {
-         desc->gather_algorithm = MFSDP_RING;
+         desc->gather_algorithm = MFSDP_NATIVE;
        },
        MFSDP_E_UNSUPPORTED},
   };
