@@ -286,6 +286,7 @@ std::vector<Case> variants(int32_t ranks) {
   for (const bool on_queue : {false, true})
     for (int variant = 0; variant < 4; ++variant) {
       Case c;
+      if (MFSDP_TEST_SANITIZER && on_queue != (variant % 2 == 0)) continue; /* they take long */
       c.ranks = ranks;
       c.prefetch = c.reduce = 1;
       c.on_queue = on_queue;
@@ -335,7 +336,9 @@ TEST(Races, NoneInOtherDtypesAndSpaces) {
       c.steps = 3;
       c.explored_from = 0;
       const Right right(c);
-      EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
+      if (!MFSDP_TEST_SANITIZER) {
+        EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
+      }
       EXPECT_EQ(run_case(c, right, test::random_schedule(1), RunOptions()), "") << c.text();
     }
 }
@@ -520,7 +523,9 @@ TEST(Interleavings, GroupsAndReplicas) {
         job.prefetch_depth = job.reduce_depth = depth;
         if (MFSDP_TEST_SANITIZER && on_queue == (depth == 0)) continue;
         const test::Expected expected = job.expected(2, 3);
-        EXPECT_EQ(run_groups_case(job, expected, 2, 0, test::hosts_first(), true), "") << c.name;
+        if (!MFSDP_TEST_SANITIZER) {
+          EXPECT_EQ(run_groups_case(job, expected, 2, 0, test::hosts_first(), true), "") << c.name;
+        }
         EXPECT_EQ(run_groups_case(job, expected, 2, 0, test::random_schedule(1), true), "")
             << c.name;
         for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 2 : large ? 6 : 20); ++seed)

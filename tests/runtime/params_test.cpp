@@ -274,11 +274,12 @@ TEST(Owned, IsEverythingOnce) {
           require(owned.dtype ==
                       (frozen && owned.space == MFSDP_SPACE_DEVICE ? tensor.compute : MFSDP_F32),
                   "the dtype");
+          bool right = true;
           for (int64_t k = 0; k < owned.count; ++k)
-            require(test::same_bits(mfsdp_element_get(owned.data, owned.dtype, k),
-                                    static_cast<double>(
-                                        full[param].at(static_cast<std::size_t>(owned.first + k)))),
-                    "a value of " + tensor.name);
+            right = right && test::same_bits(mfsdp_element_get(owned.data, owned.dtype, k),
+                                             static_cast<double>(full[param].at(
+                                                 static_cast<std::size_t>(owned.first + k))));
+          require(right, "a value of " + tensor.name);
           std::lock_guard<std::mutex> lock(mutex);
           for (int64_t k = 0; k < owned.count; ++k)
             ++seen[param][static_cast<std::size_t>(owned.first + k)];
@@ -291,8 +292,10 @@ TEST(Owned, IsEverythingOnce) {
       });
       EXPECT_TRUE(result.ok()) << result.text();
       for (int32_t i = 0; i < job.model.count(); ++i)
-        for (const int times : seen[static_cast<std::size_t>(i)])
-          ASSERT_EQ(times, job.model.owner(i) == i ? 1 : 0) << job.model.at(i).name;
+        EXPECT_EQ(seen[static_cast<std::size_t>(i)],
+                  std::vector<int>(static_cast<std::size_t>(job.model.at(i).numel()),
+                                   job.model.owner(i) == i ? 1 : 0))
+            << job.model.at(i).name;
     }
 }
 
