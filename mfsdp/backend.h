@@ -100,7 +100,9 @@ typedef enum mfsdp_fused_op {
    * only. */
   MFSDP_FUSED_MUON_PREPARE,
   /* momentum <- its update; master <- decay and step along direction; param <- cast. */
-  MFSDP_FUSED_MUON_COMMIT
+  MFSDP_FUSED_MUON_COMMIT,
+  /* states: (unread), one second moment per row. direction <- rows scaled to equal size. */
+  MFSDP_FUSED_MUON_ROWS
 } mfsdp_fused_op;
 
 #define MFSDP_FUSED_STATE_COUNT 4
@@ -113,6 +115,7 @@ typedef struct mfsdp_fused_item {
   float *state[MFSDP_FUSED_STATE_COUNT]; /* unused ones NULL */
   float *direction; /* Muon: input of Newton-Schulz (prepare writes), its output (commit reads) */
   int64_t count;
+  int64_t rows;          /* MUON_ROWS: of the matrix; count is a multiple. Unread elsewhere */
   double scale;          /* Muon: shape-dependent factor of the step */
   int32_t param_dtype;   /* mfsdp_dtype of param; unread when param is NULL */
   int32_t present_index; /* index into `present`: no gradient anywhere, no update */
@@ -130,6 +133,9 @@ typedef struct mfsdp_fused_item {
  * MUON:   b = f(momentum) * b + f(grad_weight) * g
  *         direction = nesterov ? f(nesterov_weight) * g + f(momentum) * b : b        (prepare)
  *         w = w * f(1 - lr * weight_decay);  w = w - f(lr * scale) * direction       (commit)
+ * ROWS:   q_i = sum of squares of row i in double, v_i = f(beta2) * v_i + f(1 - beta2) * f(q_i / cols)
+ *         s_i = 1 / (sqrt(v_i) + eps), t = sqrt(sum of q_i / sum of q_i s_i^2), in double
+ *         direction_ij = direction_ij * f(s_i t)           (0 where the sum is 0)
  * Nothing is written when scalars->skip is set or present[item.present_index] is 0.
  */
 typedef struct mfsdp_fused_args {
@@ -142,7 +148,7 @@ typedef struct mfsdp_fused_args {
   const uint32_t *present;           /* DEVICE: one word per parameter; NULL: all are present */
   int32_t clipped;                   /* 1: clip_scale multiplies the gradient */
   int32_t nesterov;
-  double beta1, beta2, eps;                      /* AdamW */
+  double beta1, beta2, eps;                      /* AdamW; the last two MUON_ROWS too */
   double momentum, grad_weight, nesterov_weight; /* Muon */
 } mfsdp_fused_args;
 

@@ -21,124 +21,14 @@
 
 #include "adamw.h"
 #include "muon.h"
-
-typedef enum mfsdp_algorithm_kind {
-  MFSDP_ALGORITHM_MUON = 1, /* needs whole matrices: role MATRIX only */
-  MFSDP_ALGORITHM_ADAMW     /* any trainable role */
-} mfsdp_algorithm_kind;
-
-/* The algorithm in lower case, as "muon"; "invalid" for none; never NULL. */
-MFSDP_API const char *mfsdp_algorithm_kind_name(mfsdp_algorithm_kind kind) {
-  switch (kind) {
-  case MFSDP_ALGORITHM_MUON: return "muon";
-  case MFSDP_ALGORITHM_ADAMW: return "adamw";
-  }
-  return "invalid";
-}
-
-/* A hyperparameter group: parameters name it by its index in the description. */
-typedef struct mfsdp_hyper_group {
-  size_t struct_nbytes;
-  mfsdp_algorithm_kind algorithm;
-  double lr, weight_decay; /* lr may be 0; the schedule multiplies it */
-  int32_t clipped;         /* 1: the global-norm clip scales this group's gradients */
-  mfsdp_muon_desc muon;    /* read by MUON */
-  mfsdp_adamw_desc adamw;  /* read by ADAMW */
-} mfsdp_hyper_group;
-
-/* A Muon group at the preset's lr and decay; clipping does not touch its scale-free input. */
-MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_muon(mfsdp_muon_preset preset) {
-  mfsdp_hyper_group group;
-  memset(&group, 0, sizeof(group));
-  group.struct_nbytes = sizeof(group);
-  group.algorithm = MFSDP_ALGORITHM_MUON;
-  group.muon = mfsdp_muon_desc_preset(preset);
-  group.adamw = mfsdp_adamw_desc_default();
-  group.lr = group.muon.default_lr;
-  group.weight_decay = group.muon.default_weight_decay;
-  return group;
-}
-
-/* An AdamW group with torch's betas and eps; clipped. */
-MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_adamw(double lr, double weight_decay) {
-  mfsdp_hyper_group group = mfsdp_hyper_group_muon(MFSDP_MUON_TORCH);
-  group.algorithm = MFSDP_ALGORITHM_ADAMW;
-  group.lr = lr;
-  group.weight_decay = weight_decay;
-  group.clipped = 1;
-  return group;
-}
-
-typedef struct mfsdp_optimizer_desc {
-  size_t struct_nbytes;
-  const mfsdp_hyper_group *groups; /* group_count, made by mfsdp_hyper_group_...; copied */
-  int32_t group_count;
-  mfsdp_space
-      state_space; /* of masters and state. Not DEVICE: offload, each step brings one tensor after
-                            * the other to the device and back */
-} mfsdp_optimizer_desc;
-
-/* No groups (at least one must be set), masters and state on the device. */
-MFSDP_API mfsdp_optimizer_desc mfsdp_optimizer_desc_default(void) {
-  mfsdp_optimizer_desc desc;
-  memset(&desc, 0, sizeof(desc));
-  desc.struct_nbytes = sizeof(desc);
-  desc.state_space = MFSDP_SPACE_DEVICE;
-  return desc;
-}
-
-/* A local piece: a whole matrix, or a run of elements. All arrays DEVICE, fp32 unless said. */
-typedef struct mfsdp_optimizer_tensor {
-  const char *name; /* for messages and state tables; must outlive the optimizer */
-  mfsdp_role role;  /* MATRIX or ELEMENTWISE */
-  int32_t hyper_group;
-  int32_t param;      /* index into `present`, 0 or more; several pieces may share it */
-  int64_t rows, cols; /* of a MATRIX; rows * cols == count */
-  int64_t count;      /* elements; 0 is legal and gets no update */
-  float *master;      /* in the description's state_space; updated */
-  void *param_data; /* compute-dtype copy written with the master; NULL: none (not with offload) */
-  mfsdp_dtype param_dtype;
-  const float *grad; /* the accumulator; read */
-} mfsdp_optimizer_tensor;
-
-/* One array of optimizer state: what checkpoints and offload read instead of switching on
- * algorithms. */
-typedef struct mfsdp_optimizer_state {
-  const char *name; /* "momentum", "exp_avg", "exp_avg_sq" */
-  int32_t tensor;   /* index in the list given to create */
-  mfsdp_dtype dtype;
-  mfsdp_space space;
-  int64_t count; /* same shape and order as the piece */
-  void *data;
-} mfsdp_optimizer_state;
-
-/* A run of items that one fused call serves; one item for MUON, and for everything with offload. */
-typedef struct mfsdp__optimizer_job {
-  int32_t hyper_group, first_item, item_count;
-  int64_t rows, cols, max_count, total_count;
-  float
-      *offloaded[1 +
-                 MFSDP_FUSED_STATE_COUNT]; /* master and states to bring to the device; NULL ends */
-} mfsdp__optimizer_job;
-
-typedef struct mfsdp_optimizer {
-  const mfsdp_backend *backend;
-  mfsdp_hyper_group *groups;
-  int32_t group_count, item_count, job_count, state_count;
-  mfsdp__optimizer_job *jobs; /* in execution order: groups in order, tensors in order */
-  mfsdp_optimizer_state *states;
-  mfsdp_buffer items; /* DEVICE table of mfsdp_fused_item, in job order */
-  mfsdp_space state_space;
-  mfsdp_buffer state;     /* state_space: all state arrays, each aligned */
-  mfsdp_buffer staging;   /* DEVICE: master and states of one job, with offload */
-  mfsdp_buffer workspace; /* DEVICE: one direction, then Newton-Schulz scratch */
-  size_t direction_nbytes;
-} mfsdp_optimizer;
+#include "optimizer/algorithm.h"
+#include "optimizer/types.h"
 
 /* ---- validation ---- */
 
 MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t index,
                                                 const mfsdp_hyper_group *group) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   if (group->struct_nbytes != sizeof(*group))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].struct_nbytes is %zu, needs %zu (use "
@@ -151,14 +41,12 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].weight_decay is %g, needs 0 or more", (int)index,
                       group->weight_decay);
-  switch (group->algorithm) {
-  case MFSDP_ALGORITHM_MUON: return mfsdp_muon_check(context, &group->muon);
-  case MFSDP_ALGORITHM_ADAMW: return mfsdp_adamw_check(context, &group->adamw);
-  }
-  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                    "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)",
-                    (int)index, (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON,
-                    (int)MFSDP_ALGORITHM_ADAMW);
+  if (algorithm == NULL)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)", (int)index,
+        (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON, (int)MFSDP_ALGORITHM_ADAMW);
+  return algorithm->check(context, group);
 }
 
 /* E_ARGUMENT with the field, its value and what it needs. */
@@ -191,16 +79,18 @@ MFSDP_API mfsdp_status mfsdp_optimizer_route_check(mfsdp_context *context,
                                                    const mfsdp_optimizer_desc *desc,
                                                    const char *name, mfsdp_role role,
                                                    int32_t hyper_group) {
+  const mfsdp__algorithm *algorithm;
   if (hyper_group < 0 || hyper_group >= desc->group_count)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: hyper_group is %d, needs 0 to %d", name,
                       (int)hyper_group, (int)desc->group_count - 1);
   if (role != MFSDP_ROLE_MATRIX && role != MFSDP_ROLE_ELEMENTWISE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: role %s is not updated by an optimizer", name,
                       mfsdp_role_name(role));
-  if (role != MFSDP_ROLE_MATRIX && desc->groups[hyper_group].algorithm == MFSDP_ALGORITHM_MUON)
+  algorithm = mfsdp__algorithm_of(desc->groups[hyper_group].algorithm);
+  if (role != MFSDP_ROLE_MATRIX && algorithm->needs_matrix)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: group %d is muon, which needs role matrix, but the role is %s", name,
-                      (int)hyper_group, mfsdp_role_name(role));
+                      "%s: group %d is %s, which needs role matrix, but the role is %s", name,
+                      (int)hyper_group, algorithm->name, mfsdp_role_name(role));
   return MFSDP_OK;
 }
 
@@ -238,33 +128,26 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
 
 /* ---- set-up ---- */
 
-/* Names of an algorithm's state arrays, in the order of mfsdp_fused_item.state; NULL ends. */
-MFSDP_API const char *mfsdp__optimizer_state_name(mfsdp_algorithm_kind kind, int32_t index) {
-  switch (kind) {
-  case MFSDP_ALGORITHM_MUON: return index == 0 ? "momentum" : NULL;
-  case MFSDP_ALGORITHM_ADAMW: return index == 0 ? "exp_avg" : index == 1 ? "exp_avg_sq" : NULL;
-  }
-  return NULL;
+/* Bytes of an array of `count` floats, padded to the alignment. */
+MFSDP_API mfsdp_status mfsdp__optimizer_array_nbytes(mfsdp_context *context, const char *name,
+                                                     int64_t count, size_t *nbytes) {
+  int64_t padded = 0;
+  if (!mfsdp_i64_align(count, &padded) || !mfsdp_elements_nbytes(padded, MFSDP_F32, nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", name);
+  return MFSDP_OK;
 }
 
-/* What a list of tensors needs. */
-typedef struct mfsdp_optimizer_sizes {
-  size_t state_nbytes, staging_nbytes;
-  size_t direction_nbytes, scratch_nbytes; /* the workspace is both, one after the other */
-  size_t workspace_nbytes;                 /* set by mfsdp_optimizer_measure */
-  int32_t item_count, job_count, state_count;
-} mfsdp_optimizer_sizes;
-
-MFSDP_API mfsdp_status mfsdp__optimizer_measure_muon(mfsdp_context *context,
-                                                     const mfsdp_hyper_group *group,
-                                                     const mfsdp_optimizer_tensor *tensor,
-                                                     size_t nbytes, mfsdp_optimizer_sizes *sizes) {
-  size_t scratch_nbytes = 0;
-  if (nbytes > sizes->direction_nbytes) sizes->direction_nbytes = nbytes;
-  MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(context, &group->muon.newton_schulz, tensor->rows,
-                                                 tensor->cols, &scratch_nbytes));
-  if (scratch_nbytes > sizes->scratch_nbytes) sizes->scratch_nbytes = scratch_nbytes;
-  return MFSDP_OK;
+/* What one tensor's job would need alone. */
+MFSDP_API mfsdp_status mfsdp__optimizer_work_nbytes(mfsdp_context *context,
+                                                    const mfsdp_hyper_group *group,
+                                                    const mfsdp_optimizer_tensor *tensor,
+                                                    size_t *direction_nbytes,
+                                                    size_t *scratch_nbytes) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  *direction_nbytes = *scratch_nbytes = 0;
+  if (algorithm->scratch == NULL) return MFSDP_OK;
+  MFSDP_TRY(mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, direction_nbytes));
+  return algorithm->scratch(context, group, tensor, 1, scratch_nbytes);
 }
 
 /* Adds one tensor's needs, but for job_count, which depends on its neighbours. The description has
@@ -274,16 +157,16 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
                                                       const mfsdp_optimizer_tensor *tensor,
                                                       mfsdp_optimizer_sizes *sizes) {
   const mfsdp_hyper_group *group = &desc->groups[tensor->hyper_group];
-  int64_t padded = 0;
-  size_t nbytes = 0, all_nbytes;
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  mfsdp__state_shape shape;
+  size_t nbytes = 0, all_nbytes = 0, direction_nbytes, scratch_nbytes;
   int32_t k;
   if (tensor->count == 0) return MFSDP_OK;
-  if (!mfsdp_i64_align(tensor->count, &padded) ||
-      !mfsdp_elements_nbytes(padded, MFSDP_F32, &nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensor->name);
+  MFSDP_TRY(mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, &all_nbytes));
   ++sizes->item_count;
-  all_nbytes = nbytes;
-  for (k = 0; mfsdp__optimizer_state_name(group->algorithm, k) != NULL; ++k) {
+  for (k = 0; algorithm->state(group, tensor, k, &shape); ++k) {
+    MFSDP_TRY(
+        mfsdp__optimizer_array_nbytes(context, tensor->name, shape.rows * shape.cols, &nbytes));
     ++sizes->state_count;
     if (!mfsdp_size_add(sizes->state_nbytes, nbytes, &sizes->state_nbytes) ||
         !mfsdp_size_add(all_nbytes, nbytes, &all_nbytes))
@@ -291,9 +174,51 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
   }
   if (desc->state_space != MFSDP_SPACE_DEVICE && all_nbytes > sizes->staging_nbytes)
     sizes->staging_nbytes = all_nbytes;
-  if (group->algorithm == MFSDP_ALGORITHM_MUON)
-    return mfsdp__optimizer_measure_muon(context, group, tensor, nbytes, sizes);
+  MFSDP_TRY(
+      mfsdp__optimizer_work_nbytes(context, group, tensor, &direction_nbytes, &scratch_nbytes));
+  if (direction_nbytes > sizes->direction_nbytes) sizes->direction_nbytes = direction_nbytes;
+  if (scratch_nbytes > sizes->scratch_nbytes) sizes->scratch_nbytes = scratch_nbytes;
   return MFSDP_OK;
+}
+
+/* ---- which tensors share a job ---- */
+
+/* The most items of the jobs that this tensor's kind is in: no more matrices than fit into the
+ * workspace that the largest one needs anyway, so that batches cost no memory. */
+MFSDP_API int64_t mfsdp__optimizer_job_limit(mfsdp_context *context, const mfsdp_hyper_group *group,
+                                             mfsdp_space space,
+                                             const mfsdp_optimizer_tensor *tensor,
+                                             const mfsdp_optimizer_sizes *sizes) {
+  size_t direction_nbytes, scratch_nbytes, limit = INT32_MAX;
+  if (space != MFSDP_SPACE_DEVICE) return 1;
+  /* Cannot fail: measured before. */
+  (void)mfsdp__optimizer_work_nbytes(context, group, tensor, &direction_nbytes, &scratch_nbytes);
+  if (direction_nbytes > 0 && sizes->direction_nbytes / direction_nbytes < limit)
+    limit = sizes->direction_nbytes / direction_nbytes;
+  if (scratch_nbytes > 0 && sizes->scratch_nbytes / scratch_nbytes < limit)
+    limit = sizes->scratch_nbytes / scratch_nbytes;
+  return (int64_t)limit;
+}
+
+/* Whether two tensors may share a job of this group. */
+MFSDP_API int mfsdp__optimizer_alike(const mfsdp_hyper_group *group,
+                                     const mfsdp_optimizer_tensor *a,
+                                     const mfsdp_optimizer_tensor *b) {
+  if (a->hyper_group != b->hyper_group || a->count == 0 || b->count == 0) return 0;
+  return !mfsdp__algorithm_of(group->algorithm)->needs_matrix ||
+         (a->rows == b->rows && a->cols == b->cols);
+}
+
+/* 1 if a tensor is the first of its job: jobs take tensors that are alike in the order of the list,
+ * `limit` at a time. */
+MFSDP_API int mfsdp__optimizer_opens_job(const mfsdp_hyper_group *group,
+                                         const mfsdp_optimizer_tensor *tensors, int32_t index,
+                                         int64_t limit) {
+  int64_t before = 0;
+  int32_t i;
+  for (i = 0; i < index; ++i)
+    before += mfsdp__optimizer_alike(group, &tensors[i], &tensors[index]);
+  return before % limit == 0;
 }
 
 /* Bytes and counts that `create` will need for these tensors. Checks what create checks of them;
@@ -310,14 +235,16 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
                       (int)tensor_count);
   for (i = 0; i < tensor_count; ++i)
     MFSDP_TRY(mfsdp__optimizer_tensor_check(context, desc, &tensors[i]));
-  for (g = 0; g < desc->group_count; ++g) {
-    const int one_each = desc->groups[g].algorithm == MFSDP_ALGORITHM_MUON ||
-                         desc->state_space != MFSDP_SPACE_DEVICE;
-    const int32_t before = out->item_count;
+  for (g = 0; g < desc->group_count; ++g)
     for (i = 0; i < tensor_count; ++i)
       if (tensors[i].hyper_group == g)
         MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, desc, &tensors[i], out));
-    out->job_count += one_each ? out->item_count - before : out->item_count > before;
+  for (i = 0; i < tensor_count; ++i) {
+    const mfsdp_hyper_group *group = &desc->groups[tensors[i].hyper_group];
+    if (tensors[i].count == 0) continue;
+    out->job_count += mfsdp__optimizer_opens_job(
+        group, tensors, i,
+        mfsdp__optimizer_job_limit(context, group, desc->state_space, &tensors[i], out));
   }
   if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &out->workspace_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the workspace overflows size_t");
@@ -342,40 +269,56 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
 
 /* Writes the state entries of one tensor: its place in the state buffer, which *offset walks
  * through. */
-MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer, mfsdp_algorithm_kind kind,
-                                            int32_t tensor_index, int64_t count, int64_t padded,
-                                            size_t *offset, int32_t *index,
+MFSDP_API void mfsdp__optimizer_fill_states(mfsdp_optimizer *optimizer,
+                                            const mfsdp_optimizer_tensor *tensors,
+                                            int32_t tensor_index, size_t *offset, int32_t *index,
                                             mfsdp_fused_item *item) {
+  const mfsdp_optimizer_tensor *tensor = &tensors[tensor_index];
+  const mfsdp_hyper_group *group = &optimizer->groups[tensor->hyper_group];
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  mfsdp__state_shape shape;
   int32_t k;
-  for (k = 0; mfsdp__optimizer_state_name(kind, k) != NULL; ++k) {
+  for (k = 0; algorithm->state(group, tensor, k, &shape); ++k) {
     mfsdp_optimizer_state *state = &optimizer->states[(*index)++];
-    state->name = mfsdp__optimizer_state_name(kind, k);
+    int64_t padded = 0;
+    state->name = shape.name;
     state->tensor = tensor_index;
     state->dtype = MFSDP_F32;
     state->space = optimizer->state_space;
-    state->count = count;
+    state->rows = shape.rows;
+    state->cols = shape.cols;
+    state->count = shape.rows * shape.cols;
     state->data = (unsigned char *)optimizer->state.data + *offset;
     item->state[k] = (float *)state->data;
+    (void)mfsdp_i64_align(state->count, &padded); /* cannot fail: measured before */
     *offset += (size_t)padded * sizeof(float);
   }
 }
 
-/* With offload the kernels see the staging area; the job keeps where its arrays really are. */
-MFSDP_API void mfsdp__optimizer_offload_item(mfsdp_optimizer *optimizer, int64_t padded,
+/* With offload the kernels see the staging area, one array after the other; the job keeps where the
+ * arrays really are and how long they are. */
+MFSDP_API void mfsdp__optimizer_offload_item(mfsdp_optimizer *optimizer,
+                                             const mfsdp_optimizer_state *states,
                                              mfsdp_fused_item *item, mfsdp__optimizer_job *job) {
   float *staging = (float *)optimizer->staging.data;
+  int64_t padded = 0;
   int32_t k;
   job->offloaded[0] = item->master;
+  job->offloaded_count[0] = item->count;
   item->master = staging;
   for (k = 0; k < MFSDP_FUSED_STATE_COUNT && item->state[k] != NULL; ++k) {
+    (void)mfsdp_i64_align(job->offloaded_count[k], &padded);
+    staging += padded;
     job->offloaded[1 + k] = item->state[k];
-    item->state[k] = staging + (1 + k) * padded;
+    job->offloaded_count[1 + k] = states[k].count;
+    item->state[k] = staging;
   }
 }
 
 MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimizer,
                                                  const mfsdp_hyper_group *group,
                                                  const mfsdp_optimizer_tensor *tensor) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   mfsdp_fused_item item;
   memset(&item, 0, sizeof(item));
   item.master = tensor->master;
@@ -384,46 +327,65 @@ MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimize
   item.grad = tensor->grad;
   item.count = tensor->count;
   item.present_index = tensor->param;
-  item.scale = 1.0;
-  if (group->algorithm == MFSDP_ALGORITHM_MUON) {
-    item.scale = mfsdp_muon_scale_of(&group->muon, tensor->rows, tensor->cols);
-    item.direction = (float *)optimizer->workspace.data;
-  }
+  item.rows = tensor->role == MFSDP_ROLE_MATRIX ? tensor->rows : 1;
+  item.scale = algorithm->scale != NULL ? algorithm->scale(group, tensor) : 1.0;
+  if (algorithm->scratch != NULL) item.direction = (float *)optimizer->workspace.data;
   return item;
 }
 
-/* Emits jobs and items: groups in order, tensors in order, so the list depends on nothing else. */
-MFSDP_API void mfsdp__optimizer_emit(mfsdp_optimizer *optimizer,
-                                     const mfsdp_optimizer_tensor *tensors, int32_t tensor_count,
-                                     mfsdp_fused_item *items) {
-  const int offload = optimizer->state_space != MFSDP_SPACE_DEVICE;
-  size_t state_offset = 0;
-  int32_t g, i, item_index = 0, state_index = 0, job_index = 0;
-  for (g = 0; g < optimizer->group_count; ++g) {
-    const mfsdp_hyper_group *group = &optimizer->groups[g];
-    mfsdp__optimizer_job *job = NULL;
-    for (i = 0; i < tensor_count; ++i) {
-      const mfsdp_optimizer_tensor *tensor = &tensors[i];
-      int64_t padded = 0;
-      if (tensor->hyper_group != g || tensor->count == 0) continue;
-      (void)mfsdp_i64_align(tensor->count, &padded); /* cannot fail: measured before */
-      items[item_index] = mfsdp__optimizer_item(optimizer, group, tensor);
-      mfsdp__optimizer_fill_states(optimizer, group->algorithm, i, tensor->count, padded,
-                                   &state_offset, &state_index, &items[item_index]);
-      if (job == NULL || group->algorithm == MFSDP_ALGORITHM_MUON || offload) {
-        job = &optimizer->jobs[job_index++];
-        job->hyper_group = g;
-        job->first_item = item_index;
-        job->rows = tensor->rows;
-        job->cols = tensor->cols;
-      }
-      if (offload) mfsdp__optimizer_offload_item(optimizer, padded, &items[item_index], job);
-      ++job->item_count;
-      job->total_count += tensor->count;
-      if (tensor->count > job->max_count) job->max_count = tensor->count;
-      ++item_index;
-    }
+/* Where emission stands. */
+typedef struct mfsdp__optimizer_cursor {
+  size_t state_offset;
+  int32_t item, state, job;
+} mfsdp__optimizer_cursor;
+
+/* The job that tensor `first` opens: it and the next ones that are alike, up to `limit`. */
+MFSDP_API void mfsdp__optimizer_emit_job(mfsdp_optimizer *optimizer,
+                                         const mfsdp_optimizer_tensor *tensors,
+                                         int32_t tensor_count, int32_t first, int64_t limit,
+                                         mfsdp_fused_item *items, mfsdp__optimizer_cursor *at) {
+  const mfsdp_hyper_group *group = &optimizer->groups[tensors[first].hyper_group];
+  mfsdp__optimizer_job *job = &optimizer->jobs[at->job++];
+  int32_t i;
+  job->hyper_group = tensors[first].hyper_group;
+  job->first_item = at->item;
+  job->rows = tensors[first].rows;
+  job->cols = tensors[first].cols;
+  (void)mfsdp_i64_align(tensors[first].count, &job->direction_stride); /* measured before */
+  for (i = first; i < tensor_count && job->item_count < limit; ++i) {
+    mfsdp_fused_item *item = &items[at->item];
+    const mfsdp_optimizer_state *states = &optimizer->states[at->state];
+    if (!mfsdp__optimizer_alike(group, &tensors[first], &tensors[i])) continue;
+    *item = mfsdp__optimizer_item(optimizer, group, &tensors[i]);
+    if (item->direction != NULL) item->direction += job->item_count * job->direction_stride;
+    mfsdp__optimizer_fill_states(optimizer, tensors, i, &at->state_offset, &at->state, item);
+    if (optimizer->state_space != MFSDP_SPACE_DEVICE)
+      mfsdp__optimizer_offload_item(optimizer, states, item, job);
+    ++job->item_count;
+    ++at->item;
+    job->total_count += tensors[i].count;
+    if (tensors[i].count > job->max_count) job->max_count = tensors[i].count;
   }
+}
+
+/* Emits jobs and items: groups in order, jobs in the order of their first tensors, tensors in order,
+ * so the list depends on nothing else. */
+MFSDP_API void mfsdp__optimizer_emit(mfsdp_context *context, mfsdp_optimizer *optimizer,
+                                     const mfsdp_optimizer_tensor *tensors, int32_t tensor_count,
+                                     const mfsdp_optimizer_sizes *sizes, mfsdp_fused_item *items) {
+  mfsdp__optimizer_cursor at;
+  int32_t g, i;
+  memset(&at, 0, sizeof(at));
+  for (g = 0; g < optimizer->group_count; ++g)
+    for (i = 0; i < tensor_count; ++i) {
+      const mfsdp_hyper_group *group = &optimizer->groups[g];
+      int64_t limit;
+      if (tensors[i].hyper_group != g || tensors[i].count == 0) continue;
+      limit =
+          mfsdp__optimizer_job_limit(context, group, optimizer->state_space, &tensors[i], sizes);
+      if (mfsdp__optimizer_opens_job(group, tensors, i, limit))
+        mfsdp__optimizer_emit_job(optimizer, tensors, tensor_count, i, limit, items, &at);
+    }
 }
 
 MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_optimizer *optimizer,
@@ -478,7 +440,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_upload(mfsdp_context *context, mfsdp_opt
 
 MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                              const mfsdp_optimizer_tensor *tensors,
-                                             int32_t tensor_count) {
+                                             int32_t tensor_count,
+                                             const mfsdp_optimizer_sizes *sizes) {
   const mfsdp_backend *backend = optimizer->backend;
   mfsdp_queue *queue = NULL;
   mfsdp_event *event = NULL;
@@ -489,7 +452,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
     status = backend->ops->queue_create(backend->self, context, "optimizer set-up", &queue);
   if (status == MFSDP_OK) status = backend->ops->event_create(backend->self, context, &event);
   if (status == MFSDP_OK) {
-    mfsdp__optimizer_emit(optimizer, tensors, tensor_count, (mfsdp_fused_item *)items);
+    mfsdp__optimizer_emit(context, optimizer, tensors, tensor_count, sizes,
+                          (mfsdp_fused_item *)items);
     status = mfsdp__optimizer_upload(context, optimizer, queue, event, (mfsdp_fused_item *)items);
   }
   if (event != NULL) backend->ops->event_destroy(backend->self, context, event);
@@ -518,7 +482,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
   optimizer = (mfsdp_optimizer *)memory;
   optimizer->backend = backend;
   status = mfsdp__optimizer_alloc(context, optimizer, desc, &sizes);
-  if (status == MFSDP_OK) status = mfsdp__optimizer_fill(context, optimizer, tensors, tensor_count);
+  if (status == MFSDP_OK)
+    status = mfsdp__optimizer_fill(context, optimizer, tensors, tensor_count, &sizes);
   if (status != MFSDP_OK) {
     mfsdp_optimizer_destroy(context, optimizer);
     return status;
@@ -540,38 +505,21 @@ MFSDP_API const mfsdp_optimizer_state *mfsdp_optimizer_states(const mfsdp_optimi
 MFSDP_API mfsdp_status mfsdp__optimizer_transfer(mfsdp_optimizer *optimizer, mfsdp_queue *queue,
                                                  const mfsdp__optimizer_job *job, int back) {
   const mfsdp_backend *b = optimizer->backend;
-  const size_t nbytes = (size_t)job->total_count * sizeof(float);
-  int64_t padded = 0;
+  float *staged = (float *)optimizer->staging.data;
   int32_t k;
-  (void)mfsdp_i64_align(job->total_count, &padded);
   for (k = 0; k < 1 + MFSDP_FUSED_STATE_COUNT && job->offloaded[k] != NULL; ++k) {
-    float *staged = (float *)optimizer->staging.data + k * padded;
+    const size_t nbytes = (size_t)job->offloaded_count[k] * sizeof(float);
+    int64_t padded = 0;
     if (back)
       MFSDP_TRY(b->ops->copy(b->self, queue, job->offloaded[k], optimizer->state_space, staged,
                              MFSDP_SPACE_DEVICE, nbytes));
     else
       MFSDP_TRY(b->ops->copy(b->self, queue, staged, MFSDP_SPACE_DEVICE, job->offloaded[k],
                              optimizer->state_space, nbytes));
+    (void)mfsdp_i64_align(job->offloaded_count[k], &padded);
+    staged += padded;
   }
   return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__optimizer_run_job(mfsdp_context *context, mfsdp_optimizer *optimizer,
-                                                mfsdp_queue *queue, const mfsdp__optimizer_job *job,
-                                                const mfsdp_step_scalars *scalars,
-                                                const uint32_t *present) {
-  const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
-  const mfsdp_fused_item *item = (const mfsdp_fused_item *)optimizer->items.data + job->first_item;
-  unsigned char *workspace = (unsigned char *)optimizer->workspace.data;
-  if (group->algorithm == MFSDP_ALGORITHM_ADAMW)
-    return mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw, item,
-                              job->item_count, job->max_count, job->total_count, group->clipped,
-                              scalars + job->hyper_group, present);
-  return mfsdp_muon_step(context, optimizer->backend, queue, &group->muon, job->rows, job->cols,
-                         (float *)(void *)workspace, item, group->clipped,
-                         scalars + job->hyper_group, present,
-                         workspace + optimizer->direction_nbytes,
-                         optimizer->workspace.nbytes - optimizer->direction_nbytes);
 }
 
 /*
@@ -590,7 +538,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
   for (j = 0; j < optimizer->job_count; ++j) {
     const mfsdp__optimizer_job *job = &optimizer->jobs[j];
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 0));
-    MFSDP_TRY(mfsdp__optimizer_run_job(context, optimizer, queue, job, scalars, present));
+    MFSDP_TRY(mfsdp__algorithm_of(optimizer->groups[job->hyper_group].algorithm)
+                  ->run(context, optimizer, queue, job, scalars, present));
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 1));
   }
   return MFSDP_OK;

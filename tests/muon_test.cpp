@@ -105,10 +105,12 @@ protected:
   static mfsdp_muon_desc desc_of(const ref::GoldenCase &c, mfsdp_muon_preset preset) {
     mfsdp_muon_desc desc = mfsdp_muon_desc_preset(preset);
     desc.momentum = c.number("momentum");
-    desc.grad_weight = desc.nesterov_weight = 1.0 - desc.momentum;
+    if (preset == MFSDP_MUON_TORCH || preset == MFSDP_MUON_JORDAN)
+      desc.grad_weight = desc.nesterov_weight = 1.0 - desc.momentum;
     desc.nesterov = c.integer("nesterov") != 0 ? 1 : 0;
-    desc.scale = c.text("scale") == "original" ? MFSDP_MUON_SCALE_ORIGINAL
-                                               : MFSDP_MUON_SCALE_MATCH_RMS_ADAMW;
+    desc.scale = c.text("scale") == "original"             ? MFSDP_MUON_SCALE_ORIGINAL
+                 : c.text("scale") == "spectral_unclamped" ? MFSDP_MUON_SCALE_SPECTRAL
+                                                           : MFSDP_MUON_SCALE_MATCH_RMS_ADAMW;
     desc.newton_schulz.eps = c.number("eps");
     desc.newton_schulz.norm_rule = c.text("eps_rule") == "scale_safe"      ? MFSDP_NORM_SCALE_SAFE
                                    : c.text("eps_rule") == "reference_max" ? MFSDP_NORM_MAX_EPS
@@ -170,6 +172,13 @@ TEST_P(Muon, GoldenJordan) {
     check_case(c, MFSDP_MUON_JORDAN, 1e-5);
 }
 
+TEST_P(Muon, GoldenMoonlightAndDion) {
+  const ref::GoldenFile file = ref::golden_load("muon_other.txt");
+  EXPECT_EQ(file.cases.size(), 6u);
+  for (const ref::GoldenCase &c : file.cases)
+    check_case(c, c.name.compare(0, 4, "dion") == 0 ? MFSDP_MUON_DION : MFSDP_MUON_MOONLIGHT, 1e-5);
+}
+
 /* torch.optim.Muon unchanged iterates in bfloat16: 2^-9 a rounding, through fifteen products with
  * slopes of up to 3.4 a step. A wrong nesterov, scale or transposition is off by far more than
  * 0.05 of the change. */
@@ -203,6 +212,54 @@ TEST(MuonPreset, Defaults) {
   }
 }
 
+/* The other two: what their golden cases state, field by field. */
+TEST(MuonPreset, DefaultsOfTheSums) {
+  const struct {
+    const char *name;
+    mfsdp_muon_preset preset;
+    ref::MuonOptions want;
+    mfsdp_muon_scale scale;
+  } rows[] = {{"moonlight_wide", MFSDP_MUON_MOONLIGHT, ref::muon_moonlight(),
+               MFSDP_MUON_SCALE_MATCH_RMS_ADAMW},
+              {"dion_wide", MFSDP_MUON_DION, ref::muon_dion(), MFSDP_MUON_SCALE_SPECTRAL}};
+  const ref::GoldenFile file = ref::golden_load("muon_other.txt");
+  for (const auto &row : rows) {
+    const ref::GoldenCase &c = file.find(row.name);
+    const mfsdp_muon_desc desc = mfsdp_muon_desc_preset(row.preset);
+    EXPECT_EQ(desc.default_lr, c.number("lr"));
+    EXPECT_EQ(desc.default_weight_decay, c.number("weight_decay"));
+    EXPECT_EQ(desc.momentum, c.number("momentum"));
+    EXPECT_EQ(desc.grad_weight, 1.0);
+    EXPECT_EQ(desc.nesterov_weight, 1.0);
+    EXPECT_EQ(desc.nesterov, c.integer("nesterov"));
+    EXPECT_EQ(desc.scale, row.scale);
+    EXPECT_EQ(desc.normalize_rows, 0);
+    EXPECT_EQ(desc.newton_schulz.norm_factor, c.number("norm_factor"));
+    EXPECT_EQ(desc.newton_schulz.norm_rule, MFSDP_NORM_SCALE_SAFE) << "in every preset";
+    ASSERT_EQ(static_cast<std::size_t>(desc.newton_schulz.step_count),
+              row.want.coefficients.size());
+    for (int32_t i = 0; i < desc.newton_schulz.step_count; ++i)
+      for (int k = 0; k < 3; ++k)
+        EXPECT_EQ(desc.newton_schulz
+                      .coefficients[std::min(i, desc.newton_schulz.coefficient_count - 1)][k],
+                  row.want.coefficients[static_cast<std::size_t>(i)][static_cast<std::size_t>(k)]);
+  }
+}
+
+TEST(MuonPreset, Names) {
+  const char *names[] = {"torch", "jordan", "moonlight", "dion"};
+  for (int i = 0; i < 4; ++i) {
+    const mfsdp_muon_preset preset = mfsdp_muon_preset_by_name(names[i]);
+    EXPECT_EQ(static_cast<int>(preset), i + 1);
+    EXPECT_STREQ(mfsdp_muon_preset_name(preset), names[i]);
+  }
+  EXPECT_EQ(static_cast<int>(MFSDP_MUON_END), 5) << "a preset without a test";
+  EXPECT_EQ(mfsdp_muon_preset_by_name("Torch"), MFSDP_MUON_NONE);
+  EXPECT_EQ(mfsdp_muon_preset_by_name(nullptr), MFSDP_MUON_NONE);
+  EXPECT_STREQ(mfsdp_muon_preset_name(MFSDP_MUON_NONE), "invalid");
+  EXPECT_STREQ(mfsdp_muon_preset_name(MFSDP_MUON_END), "invalid");
+}
+
 /* d4: numbers by hand, from the planned matrix. A convolution (64, 32, 3, 3) is 64 x 288; from its
  * last two dimensions the factor would be 1 for both orientations. */
 TEST(MuonScale, Table) {
@@ -224,6 +281,15 @@ TEST(MuonScale, Table) {
     EXPECT_DOUBLE_EQ(mfsdp_muon_scale_of(&desc, row.rows, row.cols), row.original);
     desc.scale = MFSDP_MUON_SCALE_MATCH_RMS_ADAMW;
     EXPECT_DOUBLE_EQ(mfsdp_muon_scale_of(&desc, row.rows, row.cols), row.match_rms_adamw);
+    desc.scale = MFSDP_MUON_SCALE_SPECTRAL;
+    if (row.rows > 0 && row.cols > 0) {
+      EXPECT_DOUBLE_EQ(mfsdp_muon_scale_of(&desc, row.rows, row.cols) *
+                           mfsdp_muon_scale_of(&desc, row.cols, row.rows),
+                       1.0);
+      EXPECT_DOUBLE_EQ(mfsdp_muon_scale_of(&desc, 4 * row.cols, row.cols), 2.0);
+    }
+    desc.scale = MFSDP_MUON_SCALE_NONE;
+    EXPECT_EQ(mfsdp_muon_scale_of(&desc, row.rows, row.cols), 1.0);
   }
 }
 
@@ -383,6 +449,79 @@ TEST_P(Muon, ZeroMomentumAndGradientOnlyDecay) {
   EXPECT_TRUE(same_bits(m.master.read(), want));
 }
 
+/* ---- rows (NorMuon) ---- */
+
+/* Three steps against the formula in double. The direction has one rounding per element more than
+ * what Newton-Schulz left, and the moments three per step. */
+TEST_P(Muon, RowsAgainstTheFormula) {
+  mfsdp_muon_desc desc = mfsdp_muon_desc_preset(MFSDP_MUON_TORCH);
+  desc.normalize_rows = 1;
+  Matrix m(&rig_, desc, kRows, kCols, values(1));
+  Buffer<float> moments(&rig_, std::vector<float>(kRows, 0.0f));
+  m.host_item.state[1] = moments.data();
+  m.item.write({m.host_item});
+  std::vector<double> second(kRows, 0.0);
+  for (uint64_t t = 0; t < 3; ++t) {
+    std::vector<float> g = values(10 + t);
+    for (std::size_t j = 0; j < kCols; ++j)
+      g[3 * kCols + j] *= 50.0f; /* a row that dominates */
+    m.grad.write(g);
+    m.must(m.prepare());
+    const std::vector<double> x = ref::widen(m.direction.read());
+    m.must(m.commit());
+    std::vector<double> want = x;
+    double before = 0.0, after = 0.0;
+    for (std::size_t i = 0; i < kRows; ++i) {
+      double square = 0.0;
+      for (std::size_t j = 0; j < kCols; ++j)
+        square += x[i * kCols + j] * x[i * kCols + j];
+      second[i] = 0.95 * second[i] + (1.0 - 0.95) * square / static_cast<double>(kCols);
+      for (std::size_t j = 0; j < kCols; ++j)
+        want[i * kCols + j] /= std::sqrt(second[i]) + 1e-10;
+      before += square;
+    }
+    for (double value : want)
+      after += value * value;
+    for (double &value : want)
+      value *= std::sqrt(before / after);
+    EXPECT_LE(ref::relative_error(m.direction.read(), want), 8.0 * kRounding) << t;
+    EXPECT_LE(ref::relative_error(moments.read(), second),
+              4.0 * static_cast<double>(t + 1) * kRounding);
+    /* After one step all rows have one size; the norm stays what Newton-Schulz made it. */
+    if (t == 0) {
+      const std::vector<float> y = m.direction.read();
+      for (std::size_t i = 0; i < kRows; ++i) {
+        double square = 0.0;
+        for (std::size_t j = 0; j < kCols; ++j)
+          square += static_cast<double>(y[i * kCols + j]) * static_cast<double>(y[i * kCols + j]);
+        EXPECT_NEAR(square, before / kRows, 1e-5 * before / kRows);
+      }
+    }
+  }
+}
+
+TEST_P(Muon, RowsOfZerosStayZeroAndSkipTouchesNoMoment) {
+  mfsdp_muon_desc desc = mfsdp_muon_desc_preset(MFSDP_MUON_TORCH);
+  desc.normalize_rows = 1;
+  Matrix m(&rig_, desc, kRows, kCols, values(1));
+  Buffer<float> moments(&rig_, std::vector<float>(kRows, 0.0f));
+  m.host_item.state[1] = moments.data();
+  m.item.write({m.host_item});
+  m.set(mfsdp_step_scalars_default(0.25, 0.0));
+  m.grad.write(std::vector<float>(kCount, 0.0f));
+  m.must(m.step());
+  EXPECT_TRUE(same_bits(m.master.read(), values(1)));
+  m.grad.write(values(3));
+  m.must(m.step());
+  const std::vector<float> kept = moments.read(), master = m.master.read();
+  mfsdp_step_scalars s = mfsdp_step_scalars_default(0.1, 0.1);
+  s.skip = 1;
+  m.set(s);
+  m.must(m.step());
+  EXPECT_TRUE(same_bits(moments.read(), kept));
+  EXPECT_TRUE(same_bits(m.master.read(), master));
+}
+
 /* ---- predicates ---- */
 
 TEST_P(Muon, SkipTouchesNothing) {
@@ -475,7 +614,7 @@ TEST_F(MuonRules, OtherSize) {
   refused(&desc_, "struct_nbytes is not");
 }
 TEST_F(MuonRules, UnknownPreset) {
-  for (unsigned preset : {0u, 3u}) {
+  for (unsigned preset : {0u, 5u}) {
     mfsdp_muon_preset unknown = MFSDP_MUON_TORCH;
     put(&unknown, preset);
     desc_ = mfsdp_muon_desc_preset(unknown);
@@ -510,9 +649,18 @@ TEST_F(MuonRules, NesterovWeightZero) {
 }
 TEST_F(MuonRules, ScaleUnknown) {
   put(&desc_.scale, 0);
-  refused(&desc_, "scale is 0, needs 1 or 2");
-  put(&desc_.scale, 3);
-  refused(&desc_, "scale is 3");
+  refused(&desc_, "scale is 0, needs 1 to 4");
+  put(&desc_.scale, 5);
+  refused(&desc_, "scale is 5");
+}
+TEST_F(MuonRules, RowOptions) {
+  desc_.row_beta2 = 1.0; /* not read unless asked for */
+  desc_.row_eps = 0.0;
+  EXPECT_EQ(mfsdp_muon_check(&rig_.context, &desc_), MFSDP_OK);
+  desc_.normalize_rows = 1;
+  refused(&desc_, "row_beta2 is 1, needs to be in [0, 1)");
+  desc_.row_beta2 = 0.9;
+  refused(&desc_, "row_eps is 0, needs to be positive");
 }
 TEST_F(MuonRules, NewtonSchulzRulesCount) {
   desc_.newton_schulz.step_count = -2;

@@ -348,6 +348,145 @@ TEST_P(Optimizer, StepEqualsTheSingleFunctions) {
   EXPECT_EQ(param.read(), want);
 }
 
+/* Matrices of one shape share a job as far as the workspace of the largest goes, in list order,
+ * whatever lies between them; no byte more is taken, and every bit is that of a step alone. */
+TEST_P(Optimizer, BatchesOfOneShape) {
+  groups_.list[0].muon.normalize_rows = 1;
+  tensors_.matrix("large", 0, 48, 64); /* room for four directions of 24 x 32, one of 30 x 64 */
+  for (int i = 0; i < 3; ++i) {
+    tensors_.matrix("small", 0, 24, 32);
+    tensors_.matrix("other", 0, 30, 64);
+    tensors_.run("between", 1, 7);
+  }
+  tensors_.matrix("small", 0, 24, 32);
+  tensors_.matrix("transposed", 0, 32, 24);
+  tensors_.matrix("small", 0, 24, 32);
+  const auto count = static_cast<int32_t>(tensors_.list.size());
+  const mfsdp_optimizer_desc desc = groups_.desc();
+  mfsdp_optimizer_sizes all, largest;
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, tensors_.list.data(), count, &all),
+            MFSDP_OK);
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, tensors_.list.data(), 1, &largest),
+            MFSDP_OK);
+  EXPECT_EQ(all.workspace_nbytes, largest.workspace_nbytes);
+  must_create();
+  std::size_t one = 0;
+  ASSERT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &groups_.list[0].muon.newton_schulz,
+                                                 24, 32, &one),
+            MFSDP_OK);
+  const auto batch = static_cast<int32_t>(std::min<std::size_t>(4, largest.scratch_nbytes / one));
+  ASSERT_GE(batch, 2) << "nothing is batched: the test shows nothing";
+  std::vector<std::vector<const char *>> jobs;
+  const auto *items = static_cast<const mfsdp_fused_item *>(optimizer_->items.data);
+  int32_t smalls = 0;
+  for (int32_t j = 0; j < optimizer_->job_count; ++j) {
+    const mfsdp__optimizer_job &job = optimizer_->jobs[j];
+    for (int32_t i = 1; job.hyper_group == 0 && i < job.item_count; ++i)
+      EXPECT_EQ(items[job.first_item + i].direction - items[job.first_item + i - 1].direction,
+                job.direction_stride);
+    if (job.hyper_group != 0 || job.rows != 24) continue;
+    EXPECT_EQ(job.item_count, std::min(batch, 5 - smalls));
+    smalls += job.item_count;
+  }
+  EXPECT_EQ(smalls, 5);
+
+  Tensors alone(&rig_);
+  std::deque<Buffer<float>> momenta, moments;
+  for (const mfsdp_optimizer_tensor &t : tensors_.list) {
+    if (t.role == MFSDP_ROLE_MATRIX)
+      alone.matrix("", 0, t.rows, t.cols);
+    else
+      alone.run("", 1, t.count);
+    momenta.emplace_back(&rig_, std::vector<float>(static_cast<std::size_t>(t.count), 0.0f));
+    moments.emplace_back(&rig_, std::vector<float>(static_cast<std::size_t>(t.count), 0.0f));
+  }
+  Buffer<float> direction(&rig_, 48 * 64);
+  Buffer<unsigned char> workspace(&rig_, 1 << 17);
+  const std::vector<mfsdp_step_scalars> scalars = groups_.scalars();
+  const mfsdp_muon_desc &muon = groups_.list[0].muon;
+  for (uint64_t t = 1; t <= 2; ++t) {
+    tensors_.fill_grads(t);
+    alone.fill_grads(t);
+    step(scalars);
+    for (std::size_t i = 0; i < alone.list.size(); ++i) {
+      const mfsdp_optimizer_tensor &x = alone.list[i];
+      if (x.role != MFSDP_ROLE_MATRIX) continue;
+      mfsdp_fused_item item = mfsdp_muon_item(&muon, x.rows, x.cols, x.master, x.grad,
+                                              momenta[i].data(), direction.data());
+      item.state[1] = moments[i].data();
+      ASSERT_EQ(mfsdp_muon_step(&rig_.context, rig_.backend, rig_.queue, &muon, x.rows, x.cols,
+                                direction.data(), &item, 0, &scalars[0], nullptr, workspace.data(),
+                                workspace.count()),
+                MFSDP_OK);
+      ASSERT_EQ(rig_.sync(), MFSDP_OK);
+      EXPECT_TRUE(same_bits(tensors_.masters[i].read(), alone.masters[i].read())) << i;
+    }
+  }
+  EXPECT_EQ(rig_.context.counters.newton_schulz_count, 2u * 2u * 10u) << "ten matrices, both ways";
+  int32_t states = 0;
+  const mfsdp_optimizer_state *table = mfsdp_optimizer_states(optimizer_, &states);
+  for (int32_t k = 0; k < states; ++k) {
+    const auto i = static_cast<std::size_t>(table[k].tensor);
+    const std::string name = table[k].name;
+    if (name == "momentum") {
+      EXPECT_TRUE(same_bits(state(k), momenta[i].read()));
+      EXPECT_EQ(table[k].cols, tensors_.list[i].cols);
+    }
+    if (name != "row_moment") continue;
+    EXPECT_EQ(table[k].rows, tensors_.list[i].rows);
+    EXPECT_EQ(table[k].cols, 1);
+    EXPECT_EQ(table[k].count, tensors_.list[i].rows);
+    std::vector<float> want = moments[i].read();
+    want.resize(static_cast<std::size_t>(tensors_.list[i].rows));
+    EXPECT_TRUE(same_bits(state(k), want));
+  }
+}
+
+/* Offload with state arrays of unlike sizes: the bits of a step on the device. */
+TEST_P(Optimizer, OffloadOfUnlikeStates) {
+  groups_.list[0].muon.normalize_rows = 1;
+  for (int i = 0; i < 2; ++i)
+    tensors_.matrix("w", 0, 30, 20);
+  tensors_.matrix("by adamw", 1, 9, 7);
+  std::deque<Buffer<float>> params;
+  std::vector<std::vector<float>> want;
+  for (int offload = 0; offload < 2; ++offload) {
+    mfsdp_optimizer_desc desc = groups_.desc();
+    desc.state_space = offload ? MFSDP_SPACE_HOST : MFSDP_SPACE_DEVICE;
+    for (std::size_t i = 0; i < 3; ++i) {
+      tensors_.masters[i].write(values(tensors_.list[i].count, 70 + i));
+      params.emplace_back(&rig_, tensors_.masters[i].count());
+      tensors_.list[i].param_data = params.back().data();
+      tensors_.list[i].param_dtype = MFSDP_F32;
+    }
+    ASSERT_EQ(mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 3,
+                                     &optimizer_),
+              MFSDP_OK)
+        << rig_.message();
+    for (uint64_t t = 1; t <= 2; ++t) {
+      tensors_.fill_grads(t);
+      step(groups_.scalars());
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (offload)
+        EXPECT_TRUE(same_bits(tensors_.masters[i].read(), want[i])) << i;
+      else
+        want.push_back(tensors_.masters[i].read());
+    }
+    int32_t states = 0;
+    (void)mfsdp_optimizer_states(optimizer_, &states);
+    EXPECT_EQ(states, 6);
+    for (int32_t k = 0; k < states; ++k) {
+      if (offload)
+        EXPECT_TRUE(same_bits(state(k), want[3 + static_cast<std::size_t>(k)])) << k;
+      else
+        want.push_back(state(k));
+    }
+    mfsdp_optimizer_destroy(&rig_.context, optimizer_);
+    optimizer_ = nullptr;
+  }
+}
+
 /* d1: exactly one orthogonalization per non-empty Muon matrix and step, none for AdamW. */
 TEST_P(Optimizer, CountsNewtonSchulz) {
   add_mixed();

@@ -566,6 +566,11 @@ MFSDP_API const char *mfsdp__host_item_fault(const mfsdp_fused_args *args,
   if (item->count < 0) return "a negative count";
   if (args->present != NULL && item->present_index < 0) return "a negative present_index";
   if (item->count == 0) return NULL;
+  if (args->op == MFSDP_FUSED_MUON_ROWS) {
+    if (item->direction == NULL) return "no direction";
+    if (item->state[1] == NULL) return "no state 1";
+    return item->rows > 0 && item->count % item->rows == 0 ? NULL : "rows that do not divide count";
+  }
   if (item->grad == NULL) return "no grad";
   if (item->state[0] == NULL) return "no state 0";
   if (args->op == MFSDP_FUSED_ADAMW && item->state[1] == NULL) return "no state 1";
@@ -606,7 +611,7 @@ MFSDP_API mfsdp_status mfsdp__host_fused_entry(void *self, mfsdp_queue *queue,
   MFSDP_TRY(mfsdp__host_check_queue(host, "fused", queue));
   MFSDP_TRY(mfsdp__host_check_struct(host, "fused", args, sizeof(*args)));
   if (args->op != MFSDP_FUSED_ADAMW && args->op != MFSDP_FUSED_MUON_PREPARE &&
-      args->op != MFSDP_FUSED_MUON_COMMIT)
+      args->op != MFSDP_FUSED_MUON_COMMIT && args->op != MFSDP_FUSED_MUON_ROWS)
     return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED,
                             "fused: op is %d; the host backend has AdamW and Muon", (int)args->op);
   if (args->item_count < 0)

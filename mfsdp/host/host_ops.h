@@ -324,6 +324,35 @@ MFSDP_API mfsdp__host_fused_constants mfsdp__host_fused_constants_of(const mfsdp
   return k;
 }
 
+MFSDP_API double mfsdp__host_row_factor(float second, double eps) {
+  return 1.0 / (sqrt((double)second) + eps);
+}
+
+/* Rows of one matrix to equal root mean squares by their running second moments, then all together
+ * back to the old norm. Twice over the direction, nothing kept but the moments. */
+MFSDP_API void mfsdp__host_muon_rows(const mfsdp_fused_args *args, const mfsdp_fused_item *item) {
+  const int64_t cols = item->count / item->rows;
+  const float beta2 = (float)args->beta2, rest = (float)(1.0 - args->beta2);
+  float *second = item->state[1];
+  double before = 0.0, after = 0.0, back;
+  int64_t i, j;
+  for (i = 0; i < item->rows; ++i) {
+    const double square = mfsdp__host_sumsq(item->direction + i * cols, cols);
+    double factor;
+    second[i] = beta2 * second[i] + rest * (float)(square / (double)cols);
+    factor = mfsdp__host_row_factor(second[i], args->eps);
+    before += square;
+    after += square * factor * factor;
+  }
+  back = after > 0.0 ? sqrt(before / after) : 0.0;
+  for (i = 0; i < item->rows; ++i) {
+    const float factor = (float)(mfsdp__host_row_factor(second[i], args->eps) * back);
+    float *row = item->direction + i * cols;
+    for (j = 0; j < cols; ++j)
+      row[j] = row[j] * factor;
+  }
+}
+
 MFSDP_API void mfsdp__host_fused_item(const mfsdp_fused_args *args, const mfsdp_fused_item *item) {
   const mfsdp__host_fused_constants k = mfsdp__host_fused_constants_of(args, item->scale);
   const size_t param_nbytes =
@@ -332,6 +361,10 @@ MFSDP_API void mfsdp__host_fused_item(const mfsdp_fused_args *args, const mfsdp_
   if (args->op == MFSDP_FUSED_MUON_PREPARE) {
     mfsdp__host_muon_prepare(item->direction, item->grad, item->state[0], args->nesterov, &k,
                              item->count);
+    return;
+  }
+  if (args->op == MFSDP_FUSED_MUON_ROWS) {
+    mfsdp__host_muon_rows(args, item);
     return;
   }
   /* By chunks, so that the cast reads the masters from the cache. */

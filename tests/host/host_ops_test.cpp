@@ -449,6 +449,7 @@ struct FusedCase {
       item.state[1] = state1[t]->data();
       item.direction = direction[t]->data();
       item.count = static_cast<int64_t>(n);
+      item.rows = 1;
       item.scale = t == 0 ? 1.25 : 0.2;
       item.present_index = static_cast<int32_t>(t);
       if (t < dtypes.size()) {
@@ -635,7 +636,7 @@ TEST_P(HostOps, MuonPrepareAndCommitMatchTheFormulaBitForBit) {
 TEST_P(HostOps, SkipAndAbsenceLeaveEveryByteAlone) {
   Rig rig(GetParam());
   const mfsdp_fused_op all[] = {MFSDP_FUSED_ADAMW, MFSDP_FUSED_MUON_PREPARE,
-                                MFSDP_FUSED_MUON_COMMIT};
+                                MFSDP_FUSED_MUON_COMMIT, MFSDP_FUSED_MUON_ROWS};
   for (mfsdp_fused_op op : all) {
     FusedCase c(&rig, 1, {MFSDP_BF16, MFSDP_F32});
     const std::vector<std::vector<unsigned char>> before = c.everything();
@@ -691,6 +692,12 @@ TEST_P(HostOps, AnItemThatMakesNoSenseFailsTheQueueBeforeAnythingIsWritten) {
        "no direction"},
       {MFSDP_FUSED_MUON_COMMIT, [](mfsdp_fused_item *i) { i->direction = nullptr; },
        "no direction"},
+      {MFSDP_FUSED_MUON_ROWS, [](mfsdp_fused_item *i) { i->direction = nullptr; }, "no direction"},
+      {MFSDP_FUSED_MUON_ROWS, [](mfsdp_fused_item *i) { i->state[1] = nullptr; }, "no state 1"},
+      {MFSDP_FUSED_MUON_ROWS, [](mfsdp_fused_item *i) { i->rows = 0; },
+       "rows that do not divide count"},
+      {MFSDP_FUSED_MUON_ROWS, [](mfsdp_fused_item *i) { i->rows = i->count + 1; },
+       "rows that do not divide count"},
   };
   for (const Fault &fault : faults) {
     FusedCase c(&rig, 0, {MFSDP_BF16, MFSDP_F32});

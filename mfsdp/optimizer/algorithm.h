@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * algorithm.h - the optimizers as entries of one table: check, state arrays, workspace, step. Nothing
+ * else in optimizer.h tells one algorithm from another.
+ *
+ *   const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+ *   MFSDP_TRY(algorithm->check(context, group));
+ *
+ * A new algorithm is a kind in types.h, a description in the hyperparameter group and an entry here.
+ * Part of optimizer.h. Link flags: -lm.
+ */
+#ifndef MFSDP_OPTIMIZER_ALGORITHM_H
+#define MFSDP_OPTIMIZER_ALGORITHM_H
+
+#include "types.h"
+
+/* A state array before it has a place; item.state is in the order of their indices. */
+typedef struct mfsdp__state_shape {
+  const char *name;
+  int64_t rows, cols; /* their product fits int64: implied by the tensor's own count, or checked */
+} mfsdp__state_shape;
+
+typedef struct mfsdp__algorithm {
+  mfsdp_algorithm_kind kind;
+  const char *name;
+  int32_t needs_matrix; /* 1: role MATRIX only, and a job has matrices of one shape */
+  /* The group's own description. */
+  mfsdp_status (*check)(mfsdp_context *context, const mfsdp_hyper_group *group);
+  /* State array `index` of a tensor; 0 if there is none. At most MFSDP_FUSED_STATE_COUNT. */
+  int (*state)(const mfsdp_hyper_group *group, const mfsdp_optimizer_tensor *tensor, int32_t index,
+               mfsdp__state_shape *out);
+  /* Bytes of scratch, besides directions, for item_count tensors like this one in one job; NULL:
+   * neither scratch nor direction. n tensors need at most n times what one needs. */
+  mfsdp_status (*scratch)(mfsdp_context *context, const mfsdp_hyper_group *group,
+                          const mfsdp_optimizer_tensor *tensor, int64_t item_count, size_t *nbytes);
+  /* mfsdp_fused_item.scale; NULL: 1. */
+  double (*scale)(const mfsdp_hyper_group *group, const mfsdp_optimizer_tensor *tensor);
+  /* Enqueues the update of one job's items. */
+  mfsdp_status (*run)(mfsdp_context *context, const mfsdp_optimizer *optimizer, mfsdp_queue *queue,
+                      const mfsdp__optimizer_job *job, const mfsdp_step_scalars *scalars,
+                      const uint32_t *present);
+} mfsdp__algorithm;
+
+/* ---- muon ---- */
+
+MFSDP_API mfsdp_status mfsdp__muon_group_check(mfsdp_context *context,
+                                               const mfsdp_hyper_group *group) {
+  return mfsdp_muon_check(context, &group->muon);
+}
+
+MFSDP_API int mfsdp__muon_state(const mfsdp_hyper_group *group,
+                                const mfsdp_optimizer_tensor *tensor, int32_t index,
+                                mfsdp__state_shape *out) {
+  if (index > (group->muon.normalize_rows ? 1 : 0)) return 0;
+  out->name = index == 0 ? "momentum" : "row_moment";
+  out->rows = tensor->rows;
+  out->cols = index == 0 ? tensor->cols : 1;
+  return 1;
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_scratch(mfsdp_context *context, const mfsdp_hyper_group *group,
+                                           const mfsdp_optimizer_tensor *tensor, int64_t item_count,
+                                           size_t *nbytes) {
+  return mfsdp_newton_schulz_batch_workspace_nbytes(context, &group->muon.newton_schulz,
+                                                    tensor->rows, tensor->cols, item_count, nbytes);
+}
+
+MFSDP_API double mfsdp__muon_scale(const mfsdp_hyper_group *group,
+                                   const mfsdp_optimizer_tensor *tensor) {
+  return mfsdp_muon_scale_of(&group->muon, tensor->rows, tensor->cols);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_run(mfsdp_context *context, const mfsdp_optimizer *optimizer,
+                                       mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                                       const mfsdp_step_scalars *scalars, const uint32_t *present) {
+  const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
+  unsigned char *workspace = (unsigned char *)optimizer->workspace.data;
+  return mfsdp_muon_batch_step(
+      context, optimizer->backend, queue, &group->muon, job->rows, job->cols, job->item_count,
+      (float *)(void *)workspace, job->direction_stride,
+      (const mfsdp_fused_item *)optimizer->items.data + job->first_item, group->clipped,
+      scalars + job->hyper_group, present, workspace + optimizer->direction_nbytes,
+      optimizer->workspace.nbytes - optimizer->direction_nbytes);
+}
+
+/* ---- adamw ---- */
+
+MFSDP_API mfsdp_status mfsdp__adamw_group_check(mfsdp_context *context,
+                                                const mfsdp_hyper_group *group) {
+  return mfsdp_adamw_check(context, &group->adamw);
+}
+
+MFSDP_API int mfsdp__adamw_state(const mfsdp_hyper_group *group,
+                                 const mfsdp_optimizer_tensor *tensor, int32_t index,
+                                 mfsdp__state_shape *out) {
+  const int matrix = tensor->role == MFSDP_ROLE_MATRIX;
+  (void)group;
+  if (index > 1) return 0;
+  out->name = index == 0 ? "exp_avg" : "exp_avg_sq";
+  out->rows = matrix ? tensor->rows : 1;
+  out->cols = matrix ? tensor->cols : tensor->count;
+  return 1;
+}
+
+MFSDP_API mfsdp_status mfsdp__adamw_run(mfsdp_context *context, const mfsdp_optimizer *optimizer,
+                                        mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                                        const mfsdp_step_scalars *scalars,
+                                        const uint32_t *present) {
+  const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
+  return mfsdp_adamw_commit(context, optimizer->backend, queue, &group->adamw,
+                            (const mfsdp_fused_item *)optimizer->items.data + job->first_item,
+                            job->item_count, job->max_count, job->total_count, group->clipped,
+                            scalars + job->hyper_group, present);
+}
+
+/* ---- the table ---- */
+
+/* The entry of a kind; NULL for none. */
+MFSDP_API const mfsdp__algorithm *mfsdp__algorithm_of(mfsdp_algorithm_kind kind) {
+  static const mfsdp__algorithm table[] = {
+      {MFSDP_ALGORITHM_MUON, "muon", 1, mfsdp__muon_group_check, mfsdp__muon_state,
+       mfsdp__muon_scratch, mfsdp__muon_scale, mfsdp__muon_run},
+      {MFSDP_ALGORITHM_ADAMW, "adamw", 0, mfsdp__adamw_group_check, mfsdp__adamw_state, NULL, NULL,
+       mfsdp__adamw_run},
+  };
+  size_t i;
+  for (i = 0; i < sizeof(table) / sizeof(table[0]); ++i)
+    if (table[i].kind == kind) return &table[i];
+  return NULL;
+}
+
+/* The algorithm in lower case, as "muon"; "invalid" for none; never NULL. */
+MFSDP_API const char *mfsdp_algorithm_kind_name(mfsdp_algorithm_kind kind) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(kind);
+  return algorithm != NULL ? algorithm->name : "invalid";
+}
+
+#endif /* MFSDP_OPTIMIZER_ALGORITHM_H */
