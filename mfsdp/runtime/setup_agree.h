@@ -34,6 +34,9 @@ MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_grou
   hash = mfsdp__hash_f64(hash, group->muon.nesterov_weight);
   hash = mfsdp_hash_u64(hash, (uint64_t)group->muon.nesterov);
   hash = mfsdp_hash_u64(hash, (uint64_t)group->muon.scale);
+  hash = mfsdp_hash_u64(hash, (uint64_t)group->muon.normalize_rows);
+  hash = mfsdp__hash_f64(hash, group->muon.row_beta2);
+  hash = mfsdp__hash_f64(hash, group->muon.row_eps);
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->step_count);
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->form);
   hash = mfsdp_hash_u64(hash, (uint64_t)ns->norm_rule);
