@@ -475,23 +475,26 @@ TEST(Agreement, EveryOption) {
         {"the option hash of rank 1 is "}, 1);
 }
 
-TEST(Agreement, EveryNewtonSchulzOption) {
+TEST(Agreement, EveryNewtonSchulzAndRowOption) {
   static const double other[2][3] = {{3.0, -4.0, 2.0}, {3.4445, -4.7750, 2.0315}};
-  const std::vector<std::function<void(mfsdp_newton_schulz_desc *)>> changes = {
-      [](mfsdp_newton_schulz_desc *d) { d->step_count = 4; },
-      [](mfsdp_newton_schulz_desc *d) { d->form = MFSDP_NS_PLAIN; },
-      [](mfsdp_newton_schulz_desc *d) { d->norm_rule = MFSDP_NORM_ADD_EPS; },
-      [](mfsdp_newton_schulz_desc *d) { d->eps = 1e-6; },
-      [](mfsdp_newton_schulz_desc *d) { d->norm_factor = 1.01; },
-      [](mfsdp_newton_schulz_desc *d) { d->dtype = MFSDP_BF16; },
-      [](mfsdp_newton_schulz_desc *d) { d->restarts = MFSDP_NS_RESTARTS_NONE; },
-      [](mfsdp_newton_schulz_desc *d) { d->coefficients = other; },
-      [](mfsdp_newton_schulz_desc *d) {
-        d->coefficients = other;
-        d->coefficient_count = 2;
+  const std::vector<std::function<void(mfsdp_muon_desc *)>> changes = {
+      [](mfsdp_muon_desc *d) { d->newton_schulz.step_count = 4; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.form = MFSDP_NS_PLAIN; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.norm_rule = MFSDP_NORM_ADD_EPS; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.eps = 1e-6; },
+      [](mfsdp_muon_desc *d) { d->normalize_rows = 1; },
+      [](mfsdp_muon_desc *d) { d->row_beta2 = 0.5; },
+      [](mfsdp_muon_desc *d) { d->row_eps = 1e-3; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.norm_factor = 1.01; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.dtype = MFSDP_BF16; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.restarts = MFSDP_NS_RESTARTS_NONE; },
+      [](mfsdp_muon_desc *d) { d->newton_schulz.coefficients = other; },
+      [](mfsdp_muon_desc *d) {
+        d->newton_schulz.coefficients = other;
+        d->newton_schulz.coefficient_count = 2;
       },
   };
-  for (const std::function<void(mfsdp_newton_schulz_desc *)> &change : changes) {
+  for (const std::function<void(mfsdp_muon_desc *)> &change : changes) {
     const test::RanksResult result = test::run_ranks(test::RanksOptions(2), [&](Rank &rank) {
       const Job job = test::small_job();
       Trainer t(&rank, &job, 1);
@@ -499,7 +502,7 @@ TEST(Agreement, EveryNewtonSchulzOption) {
       const mfsdp_status status =
           t.make_runtime([&](mfsdp_runtime_desc *, mfsdp_group *, mfsdp_optimizer_desc *,
                              mfsdp_hyper_group *hyper) {
-            if (rank.rank == 1) change(&hyper[0].muon.newton_schulz);
+            if (rank.rank == 1) change(&hyper[0].muon);
           });
       must_fail(rank, status, MFSDP_E_MISMATCH, "the option hash of rank 1 is ");
       return MFSDP_OK;
