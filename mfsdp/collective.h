@@ -23,6 +23,7 @@
  *   RING          chunks go round a ring (collective/ring.h): bytes of the unit / rate, also when one
  *                 rank owns everything.
  *   HIERARCHICAL  one copy for each node, then inside it (collective/hierarchical.h).
+ *   AUTO          the one of these that the costs of desc.wire favour (collective/choose.h).
  *
  * Does not: compress, average (the verdict scales), or choose an order between collectives.
  * Link flags: none.
@@ -31,6 +32,7 @@
 #define MFSDP_COLLECTIVE_H
 
 #include "collective/check.h"
+#include "collective/choose.h"
 #include "collective/direct.h"
 #include "collective/hierarchical.h"
 #include "collective/ring.h"
@@ -156,7 +158,8 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc) {
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)layout->dtype);
   hash = mfsdp_hash_u64(hash, (uint64_t)layout->full_count);
-  if (desc->kind == MFSDP_COLL_REDUCE) hash = mfsdp_hash_u64(hash, (uint64_t)desc->chunk_nbytes);
+  if (desc->kind == MFSDP_COLL_REDUCE || desc->algorithm != MFSDP_DIRECT)
+    hash = mfsdp_hash_u64(hash, (uint64_t)desc->chunk_nbytes);
   hash = mfsdp_hash_bytes(hash, desc->label, strlen(desc->label));
   for (i = 0; i < layout->extent_count; ++i) {
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].owner);
@@ -262,7 +265,8 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
  */
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                          mfsdp_coll **out) {
-  int64_t chunk, longest, own;
+  mfsdp_coll_desc chosen; /* with AUTO resolved */
+  int64_t chunk, longest, own, whole = 0;
   mfsdp_coll *coll;
   mfsdp_status status;
   size_t workspace_nbytes = 0;
@@ -270,6 +274,12 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
+  (void)mfsdp_i64_align(longest, &whole); /* as plans count segments; checked with the extents */
+  chosen = *desc;
+  chosen.algorithm =
+      mfsdp_coll_choose(desc->transport, desc->algorithm, &desc->wire, desc->kind,
+                        desc->layout->dtype, desc->layout->full_count, whole, desc->chunk_nbytes);
+  desc = &chosen;
   chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
   if (desc->kind == MFSDP_COLL_REDUCE)
     workspace_nbytes = mfsdp_coll_reduce_workspace_nbytes(

@@ -56,6 +56,25 @@ MFSDP_API int64_t mfsdp_cost_newton_schulz(void *user, int32_t param, int64_t ro
 }
 
 /*
+ * What moving bytes costs inside a node and between nodes, in integers, so that all ranks decide
+ * alike: AUTO (collective.h) reads it. The latency of a message and the time for 2^20 bytes, both of
+ * one rank's port; 0 to 10^12 ns. All zero: not known.
+ */
+typedef struct mfsdp_wire_cost {
+  int64_t latency_ns, ns_per_mib;
+  int64_t between_latency_ns, between_ns_per_mib;
+} mfsdp_wire_cost;
+
+/* Whether every value is in its range, and bytes cost something where a byte goes. */
+MFSDP_API int mfsdp_wire_cost_valid(const mfsdp_wire_cost *cost) {
+  const int64_t most = 1000000000000;
+  return cost->latency_ns >= 0 && cost->latency_ns <= most && cost->ns_per_mib > 0 &&
+         cost->ns_per_mib <= most && cost->between_latency_ns >= 0 &&
+         cost->between_latency_ns <= most && cost->between_ns_per_mib > 0 &&
+         cost->between_ns_per_mib <= most;
+}
+
+/*
  * Bytes that a DIRECT gather of `payload_count` elements puts on the wire, all ranks together: each
  * owner sends its segment to world - 1 peers, so (world - 1) * payload_count elements, whoever owns
  * what. Pass the padded length for wire bytes.

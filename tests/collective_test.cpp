@@ -504,6 +504,93 @@ TEST_P(Collective, AllAlgorithmsMoveTheSamePayload) {
   }
 }
 
+/* ---- AUTO ---- */
+
+/* Rank 0 of `world` ranks, `each` of them on a node (0: one node). */
+mfsdp_algorithm chosen(int32_t world, int32_t each, const mfsdp_wire_cost &wire,
+                       mfsdp_coll_kind kind, mfsdp_dtype dtype, int64_t full_count,
+                       int64_t longest) {
+  std::vector<int32_t> nodes;
+  for (int32_t r = 0; each > 0 && r < world; ++r)
+    nodes.push_back(r / each);
+  RecordingTransport transport(0, world, nullptr, nodes.empty() ? nullptr : nodes.data());
+  return mfsdp_coll_choose(transport.table(), MFSDP_ALGORITHM_AUTO, &wire, kind, dtype, full_count,
+                           longest, std::size_t{256} << 10);
+}
+
+/* 1 GB/s inside, 0.1 GB/s between, latencies of 5 and 50 us; chunks of 256 KiB. */
+const mfsdp_wire_cost kCosts = {5000, 1048576, 50000, 10485760};
+
+TEST(CollectiveAuto, OneOwnerOfMuchGoesRound) {
+  const int64_t count = 16 << 20;
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count), MFSDP_RING);
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_REDUCE, MFSDP_F32, count, count), MFSDP_RING);
+}
+
+TEST(CollectiveAuto, EvenAndSmallUnitsGoDirect) {
+  const int64_t count = 16 << 20;
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count / 8), MFSDP_DIRECT);
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, 1000, 1000), MFSDP_DIRECT);
+  EXPECT_EQ(chosen(2, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count), MFSDP_DIRECT);
+}
+
+TEST(CollectiveAuto, NodesGetOneCopy) {
+  const int64_t count = 16 << 20;
+  EXPECT_EQ(chosen(16, 8, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count / 16),
+            MFSDP_HIERARCHICAL);
+  EXPECT_EQ(chosen(16, 16, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count / 16), MFSDP_DIRECT);
+}
+
+TEST(CollectiveAuto, NarrowSumsAndNothingGoDirect) {
+  const int64_t count = 16 << 20;
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_REDUCE, MFSDP_BF16, count, count), MFSDP_DIRECT);
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_BF16, count, count), MFSDP_RING);
+  EXPECT_EQ(chosen(1, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, count, count), MFSDP_DIRECT);
+  EXPECT_EQ(chosen(8, 0, kCosts, MFSDP_COLL_GATHER, MFSDP_F32, 0, 0), MFSDP_DIRECT);
+}
+
+/* Numbers as large as they get saturate and overflow nowhere (the sanitizers look on). */
+TEST(CollectiveAuto, HugeNumbersStillGiveAnAnswer) {
+  const int64_t most = 1000000000000;
+  const mfsdp_wire_cost dear = {most, most, most, most};
+  for (int32_t each : {0, 1, 3})
+    for (mfsdp_coll_kind kind : {MFSDP_COLL_GATHER, MFSDP_COLL_REDUCE})
+      EXPECT_GE(chosen(64, each, dear, kind, MFSDP_F32, INT64_MAX / 4, INT64_MAX / 4),
+                MFSDP_DIRECT);
+}
+
+/* And what it chooses is what runs: the list is that of the algorithm by name. */
+TEST_P(Collective, AutoIsTheAlgorithmItChooses) {
+  run([](Rank &rank) {
+    const Layout layout = layouts(rank.world)[1];
+    const mfsdp_layout table = layout.table(MFSDP_F32);
+    for (mfsdp_coll_kind kind : {MFSDP_COLL_GATHER, MFSDP_COLL_REDUCE}) {
+      mfsdp_coll *colls[2] = {nullptr, nullptr};
+      mfsdp_coll_desc desc = mfsdp_coll_desc_default();
+      desc.kind = kind;
+      desc.layout = &table;
+      desc.transport = &rank.transport;
+      desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
+      desc.chunk_nbytes = 1024;
+      desc.wire = {0, 1048576000, 0, 1048576000}; /* bytes are dear, messages are free */
+      desc.algorithm = MFSDP_ALGORITHM_AUTO;
+      MFSDP_TRY(mfsdp_coll_create(&rank.context, &desc, &colls[0]));
+      desc.algorithm = mfsdp_coll_choose(&rank.transport, MFSDP_ALGORITHM_AUTO, &desc.wire, kind,
+                                         MFSDP_F32, 1000, 1000, 1024);
+      REQUIRE(rank.world < 4 || desc.algorithm == MFSDP_RING, "not a ring for one owner");
+      MFSDP_TRY(mfsdp_coll_create(&rank.context, &desc, &colls[1]));
+      REQUIRE(colls[0]->identity == colls[1]->identity &&
+                  colls[0]->op_count == colls[1]->op_count &&
+                  colls[0]->xfer_count == colls[1]->xfer_count &&
+                  colls[0]->workspace_nbytes == colls[1]->workspace_nbytes,
+              "the lists differ");
+      mfsdp_coll_destroy(&rank.context, colls[0]);
+      mfsdp_coll_destroy(&rank.context, colls[1]);
+    }
+    return MFSDP_OK;
+  });
+}
+
 Layout plan_layout(mfsdp_context *context, const mfsdp_plan *plan, int32_t unit,
                    mfsdp_layout_kind kind) {
   Layout layout;
@@ -900,12 +987,21 @@ TEST_F(CollectiveRules, UnknownAlgorithm) {
   put(&desc_.algorithm, 6);
   refused("algorithm is 6");
 }
-TEST_F(CollectiveRules, AlgorithmsNotInThisVersion) {
-  for (mfsdp_algorithm a : {MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO}) {
-    desc_.algorithm = a;
-    refused(std::string("algorithm ") + mfsdp_algorithm_name(a) + " is not in this version",
-            MFSDP_E_UNSUPPORTED);
-  }
+TEST_F(CollectiveRules, NativeIsNotInThisVersion) {
+  desc_.algorithm = MFSDP_NATIVE;
+  refused("algorithm native is not in this version", MFSDP_E_UNSUPPORTED);
+}
+TEST_F(CollectiveRules, AutoNeedsCosts) {
+  desc_.algorithm = MFSDP_ALGORITHM_AUTO;
+  refused("algorithm auto needs desc.wire");
+  for (int64_t mfsdp_wire_cost::*field :
+       {&mfsdp_wire_cost::latency_ns, &mfsdp_wire_cost::ns_per_mib,
+        &mfsdp_wire_cost::between_latency_ns, &mfsdp_wire_cost::between_ns_per_mib})
+    for (int64_t value : {int64_t{-1}, int64_t{1000000000001}}) {
+      desc_.wire = {1, 1, 1, 1};
+      desc_.wire.*field = value;
+      refused("algorithm auto needs desc.wire");
+    }
 }
 /* Partial sums on a narrow wire would be rounded at every rank. */
 TEST_F(CollectiveRules, NarrowSumsOnTheWay) {

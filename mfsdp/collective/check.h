@@ -98,7 +98,8 @@ MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context,
   if (desc->kind == MFSDP_COLL_REDUCE && layout->dtype == MFSDP_F64)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: the sum is kept in fp32, the wire is f64",
                       desc->label);
-  if (desc->kind == MFSDP_COLL_REDUCE && desc->algorithm != MFSDP_DIRECT &&
+  if (desc->kind == MFSDP_COLL_REDUCE &&
+      (desc->algorithm == MFSDP_RING || desc->algorithm == MFSDP_HIERARCHICAL) &&
       layout->dtype != MFSDP_F32)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                       "%s: %s sends sums on, which need fp32 on the wire; the layout's dtype is %s "
@@ -123,10 +124,18 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d", desc->label,
                       (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
-  if (desc->algorithm > MFSDP_HIERARCHICAL)
+  if (desc->algorithm == MFSDP_NATIVE)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                      "%s: algorithm %s is not in this version; use direct, ring or hierarchical",
-                      desc->label, mfsdp_algorithm_name(desc->algorithm));
+                      "%s: algorithm native is not in this version; use direct, ring, hierarchical "
+                      "or auto",
+                      desc->label);
+  if (desc->algorithm == MFSDP_ALGORITHM_AUTO && !mfsdp_wire_cost_valid(&desc->wire))
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "%s: algorithm auto needs desc.wire: latencies of 0 to 10^12 ns (%lld, %lld), "
+        "1 to 10^12 ns for a MiB (%lld, %lld)",
+        desc->label, (long long)desc->wire.latency_ns, (long long)desc->wire.between_latency_ns,
+        (long long)desc->wire.ns_per_mib, (long long)desc->wire.between_ns_per_mib);
   if (desc->traffic < MFSDP_TRAFFIC_MATERIALIZE || desc->traffic > MFSDP_TRAFFIC_EXPORT)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d", desc->label,

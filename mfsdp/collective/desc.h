@@ -5,6 +5,7 @@
 #ifndef MFSDP_COLLECTIVE_DESC_H
 #define MFSDP_COLLECTIVE_DESC_H
 
+#include "../cost.h"
 #include "../shard.h"
 #include "../transport.h"
 
@@ -49,6 +50,7 @@ typedef struct mfsdp_coll_desc {
    * workspace. RING and HIERARCHICAL: what moves from rank to rank at a time. Equal on all ranks, at
    * least 1024. */
   size_t chunk_nbytes;
+  mfsdp_wire_cost wire; /* read by AUTO, which needs it; equal on all ranks */
   mfsdp_traffic traffic;
   const char *label; /* for traces and messages; must outlive the collective */
 } mfsdp_coll_desc;

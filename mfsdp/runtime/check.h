@@ -18,12 +18,18 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s is not in this version", what);
 }
 
-MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context, const char *field,
+MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context,
+                                                      const mfsdp_runtime_desc *desc,
+                                                      const char *field,
                                                       mfsdp_algorithm algorithm) {
   if (algorithm >= MFSDP_DIRECT && algorithm <= MFSDP_HIERARCHICAL) return MFSDP_OK;
-  if (algorithm == MFSDP_NATIVE || algorithm == MFSDP_ALGORITHM_AUTO)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s %s is not in this version", field,
-                      mfsdp_algorithm_name(algorithm));
+  if (algorithm == MFSDP_NATIVE)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s native is not in this version",
+                      field);
+  if (algorithm == MFSDP_ALGORITHM_AUTO && mfsdp_wire_cost_valid(&desc->wire)) return MFSDP_OK;
+  if (algorithm == MFSDP_ALGORITHM_AUTO)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "runtime: %s auto needs desc.wire (mfsdp_wire_cost)", field);
   return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: %s is %d, needs an mfsdp_algorithm", field,
                     (int)algorithm);
 }
@@ -73,8 +79,10 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
   if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown state_space %d",
                       (int)desc->state_space);
-  MFSDP_TRY(mfsdp__runtime_check_algorithm(context, "gather_algorithm", desc->gather_algorithm));
-  MFSDP_TRY(mfsdp__runtime_check_algorithm(context, "reduce_algorithm", desc->reduce_algorithm));
+  MFSDP_TRY(
+      mfsdp__runtime_check_algorithm(context, desc, "gather_algorithm", desc->gather_algorithm));
+  MFSDP_TRY(
+      mfsdp__runtime_check_algorithm(context, desc, "reduce_algorithm", desc->reduce_algorithm));
   return mfsdp__runtime_check_loss_scale(context, &desc->loss_scale);
 }
 
@@ -154,8 +162,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
           "or a 16-bit one for f32",
           param->name, mfsdp_dtype_name(param->compute), mfsdp_dtype_name(param->master),
           mfsdp_dtype_name(param->grad), mfsdp_dtype_name(param->wire));
-    if (desc->reduce_algorithm != MFSDP_DIRECT && param->wire != MFSDP_F32 &&
-        param->role != MFSDP_ROLE_FROZEN)
+    if ((desc->reduce_algorithm == MFSDP_RING || desc->reduce_algorithm == MFSDP_HIERARCHICAL) &&
+        param->wire != MFSDP_F32 && param->role != MFSDP_ROLE_FROZEN)
       return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                         "runtime: reduce_algorithm %s sends sums on, which need wire f32; %.80s "
                         "has %s (direct takes it)",

@@ -59,6 +59,8 @@ MFSDP_API int64_t mfsdp__longest_segment(const mfsdp_plan *plan, int32_t unit) {
 MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
                                    int32_t unit, mfsdp__sizes *out) {
   const mfsdp__unit_sizes s = mfsdp__unit_sizes_of(desc, group->plan, group->transport->rank, unit);
+  const int64_t longest = mfsdp__longest_segment(group->plan, unit);
+  mfsdp_algorithm reduce;
   int32_t count = 0;
   (void)mfsdp_plan_unit_params(group->plan, unit, &count);
   if (count == 0) return;
@@ -70,10 +72,11 @@ MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_g
   mfsdp__size_max(&out->grad_slot_nbytes, (size_t)s.grad_count * mfsdp_dtype_nbytes(s.grad));
   if (s.wire != s.grad)
     mfsdp__size_max(&out->wire_nbytes, (size_t)s.grad_count * mfsdp_dtype_nbytes(s.wire));
+  reduce = mfsdp_coll_choose(group->transport, desc->reduce_algorithm, &desc->wire,
+                             MFSDP_COLL_REDUCE, s.wire, s.grad_count, longest, desc->chunk_nbytes);
   mfsdp__size_max(&out->staging_nbytes,
-                  mfsdp_coll_reduce_workspace_nbytes(
-                      group->transport, desc->reduce_algorithm, s.accumulator_count,
-                      mfsdp__longest_segment(group->plan, unit), s.wire, desc->chunk_nbytes));
+                  mfsdp_coll_reduce_workspace_nbytes(group->transport, reduce, s.accumulator_count,
+                                                     longest, s.wire, desc->chunk_nbytes));
 }
 
 /* Units whose tensors are used under another name by other units: each once. */

@@ -198,11 +198,12 @@ TEST(Overlap, EveryGatherAlgorithmEqualsTheOracle) {
 /* Their sums are exact where numbers are: here they only must end, agree on every rank (the verdict
  * says so) and need the workspace that was predicted. */
 TEST(Overlap, EveryReduceAlgorithmTrains) {
-  for (const mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL})
+  for (const mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_ALGORITHM_AUTO})
     for (const int32_t world : {1, 2, 5}) {
       Job job = worker_job(test::mixed_job());
       job.tune = [algorithm](mfsdp_runtime_desc *desc) {
         desc->gather_algorithm = desc->reduce_algorithm = algorithm;
+        desc->wire = {10, 1048576000, 10, 1048576000};
       };
       const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
         Trainer t(&rank, &job, 2);
