@@ -17,6 +17,7 @@
  *   collective.h        owner-segment gather and reduce over your transport
  *   runtime.h           units, steps, verdicts: all of the above in a training loop
  *   safetensors.h       headers of safetensors files and their index, read and written
+ *   checkpoint.h        saves and loads a runtime as such files; io.h: the table of file calls below it
  *   backend.h, transport.h   the two tables to implement for another device or network
  *   context.h           the per-rank context: allocator, log, trace, last error
  *
@@ -24,23 +25,26 @@
  *
  *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h
  *   mfsdp/host/transport_threads.h  ranks are threads of this process
+ *   mfsdp/posix/io_posix.h          files, for checkpoints
  *
  * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
  * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS. POSIX 2008 for host/.
  *
  * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI,
- * CUDA, NCCL, checkpoints (README.md has the list).
+ * CUDA, NCCL (README.md has the list).
  */
 #ifndef MFSDP_MATRIXFSDP_H
 #define MFSDP_MATRIXFSDP_H
 
 #include "mfsdp/adamw.h"
 #include "mfsdp/backend.h"
+#include "mfsdp/checkpoint.h"
 #include "mfsdp/collective.h"
 #include "mfsdp/config.h"
 #include "mfsdp/context.h"
 #include "mfsdp/cost.h"
 #include "mfsdp/dtype.h"
+#include "mfsdp/io.h"
 #include "mfsdp/memory.h"
 #include "mfsdp/muon.h"
 #include "mfsdp/newton_schulz.h"

@@ -11,6 +11,7 @@
  * Exit status: 0; 2 if the call is wrong (an option, or a file that cannot be read or written) and
  * nothing was trained; 1 if the run failed or its results could not be written.
  */
+#include "gpt/checkpoint.h"
 #include "gpt/curve.h"
 #include "gpt/file.h"
 #include "gpt/loss_chart.h"
@@ -27,11 +28,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted;
+static int interrupted; /* set by a handler on any thread, read by all ranks: atomics only */
 
 static void on_signal(int number) {
   (void)number;
-  interrupted = 1;
+  __atomic_store_n(&interrupted, 1, __ATOMIC_RELAXED);
 }
 
 /* What ranks tell each other at the end: plain data, the same size everywhere. */
@@ -81,7 +82,7 @@ static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verd
   desc.lr_factor = schedule(step, o->steps);
   MFSDP_TRY(mfsdp_step_begin(rank->runtime, &desc));
   for (i = 0; i < o->micro_batches; ++i) {
-    const int64_t block = (step * o->micro_batches + i) * o->ranks + rank->index;
+    const int64_t block = gpt_checkpoint_block(rank, step, i);
     gpt_data_batch(&job->data, (uint64_t)o->seed, block, rank->model.inputs, rank->model.targets);
     for (unit = 0; unit < rank->model.unit_count; ++unit)
       MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
@@ -90,7 +91,7 @@ static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verd
     for (unit = rank->model.unit_count; unit-- > 0;)
       MFSDP_TRY(gpt_rank_backward(rank, unit));
   }
-  MFSDP_TRY(mfsdp_step_end(rank->runtime, interrupted != 0));
+  MFSDP_TRY(mfsdp_step_end(rank->runtime, __atomic_load_n(&interrupted, __ATOMIC_RELAXED) != 0));
   return mfsdp_step_verdict(rank->runtime, verdict);
 }
 
@@ -113,7 +114,8 @@ static mfsdp_status train(rank_thread *self, gpt_rank *rank) {
   const int64_t steps = self->job->options.steps, interval = steps / 10 > 0 ? steps / 10 : 1;
   mfsdp_verdict verdict = mfsdp_verdict_default();
   int64_t step;
-  for (step = 0; step < steps && !verdict.stop; ++step) {
+  self->steps = rank->start_step;
+  for (step = rank->start_step; step < steps && !verdict.stop; ++step) {
     double val_loss = (double)NAN;
     MFSDP_TRY(train_step(rank, step, &verdict));
     if ((step + 1) % interval == 0 || step + 1 == steps || verdict.stop) {
@@ -122,19 +124,21 @@ static mfsdp_status train(rank_thread *self, gpt_rank *rank) {
     }
     report_step(self, &verdict, val_loss);
     self->steps = step + 1;
+    MFSDP_TRY(gpt_checkpoint_step(rank, step + 1, step + 1 == steps || verdict.stop));
   }
   return MFSDP_OK;
 }
 
 /* ---- ranks ---- */
 
-static void start_progress(rank_thread *self) {
+static void start_progress(rank_thread *self, int64_t start_step) {
   const gpt_options *o = &self->job->options;
   const double tokens =
       (double)(o->ranks * o->micro_batches) * (double)gpt_config_tokens(&self->job->config);
   if (self->index != 0) return;
   gpt_progress_begin(&self->progress, stderr, isatty(STDERR_FILENO), o->steps, tokens, now_seconds,
                      NULL);
+  self->progress.start = start_step;
 }
 
 static mfsdp_status share_figures(rank_thread *self, gpt_rank *rank) {
@@ -148,7 +152,7 @@ static mfsdp_status share_figures(rank_thread *self, gpt_rank *rank) {
                                   context->current_nbytes[MFSDP_MEMORY_GRAD]);
   own.slot_nbytes = (int64_t)context->current_nbytes[MFSDP_MEMORY_SLOT];
   own.optimizer_us = rank->optimizer_us;
-  own.steps = self->steps;
+  own.steps = self->steps - rank->start_step;
   self->skipped_steps = mfsdp_runtime_skipped_steps(rank->runtime);
   return control->ops->allgather(control->self, &rank->context, &own, sizeof(own), self->figures,
                                  control->deadline_us);
@@ -166,7 +170,7 @@ static void run_rank(void *argument) {
   gpt_rank rank;
   mfsdp_status status = gpt_rank_create(&rank, self->job, self->index), last;
   if (status == MFSDP_OK) {
-    start_progress(self);
+    start_progress(self, rank.start_step);
     status = train(self, &rank);
     if (self->index == 0) gpt_progress_end(&self->progress);
   }

@@ -46,7 +46,8 @@ soap: BASE dtype cost backend newton_schulz
 optimizer: BASE dtype cost plan shard backend newton_schulz muon adamw shampoo soap
 runtime: BASE random dtype cost plan shard backend transport collective optimizer
 safetensors: BASE dtype
-checkpoint: BASE dtype plan shard backend transport optimizer safetensors
+io: BASE
+checkpoint: BASE dtype io plan shard backend transport optimizer runtime safetensors
 launch: BASE
 END
 }

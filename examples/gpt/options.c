@@ -205,6 +205,9 @@ static int check_together(const gpt_options *o, gpt_error *error) {
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
     return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
+  if (!o->checkpoint &&
+      (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] || o->resume))
+    return gpt_fail(error, "--save-every, --keep-last and --resume need --checkpoint DIR");
   gpt_options_config(o, &config);
   return gpt_config_check(&config, error);
 }

@@ -68,14 +68,16 @@ extern "C" {
   X(TEXT, loss_csv, "loss-csv", "", 0, 0, "FILE", "write step, loss and time to FILE")           \
   X(TEXT, loss_svg, "loss-svg", "", 0, 0, "FILE", "draw the loss curve to FILE")                 \
   X(TEXT, trace, "trace", "", 0, 0, "FILE", "write a Chrome trace to FILE, for ui.perfetto.dev") \
+  X(TEXT, checkpoint, "checkpoint", "", 0, 0, "DIR",                                             \
+    "save to DIR, at the end and every --save-every")                                            \
+  X(INTEGER, save_every, "save-every", "0", 0, 1000000000, "N",                                  \
+    "steps between saves; 0: the end only")                                                      \
+  X(INTEGER, keep_last, "keep-last", "0", 0, 1000000, "N", "checkpoints that stay; 0: all")      \
+  X(FLAG, resume, "resume", "0", 0, 0, "", "go on from the latest checkpoint in DIR")            \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
   X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                \
-  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")                                    \
-  X(RESERVED, checkpoint, "checkpoint", "", 0, 0, "", "")                                        \
-  X(RESERVED, save_every, "save-every", "", 0, 0, "", "")                                        \
-  X(RESERVED, keep_last, "keep-last", "", 0, 0, "", "")                                          \
-  X(RESERVED, resume, "resume", "", 0, 0, "", "")
+  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")
 
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };

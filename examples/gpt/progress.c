@@ -62,7 +62,7 @@ static void update_average(gpt_progress *p, double seconds) {
   const double weight = seconds / (seconds + AVERAGE_SECONDS);
   /* Until about AVERAGE_SECONDS have passed, the plain mean since the start says more. */
   if (p->now - p->started <= AVERAGE_SECONDS || p->step_seconds <= 0)
-    p->step_seconds = (p->now - p->started) / (double)p->done;
+    p->step_seconds = (p->now - p->started) / (double)(p->done - p->start);
   else
     p->step_seconds += weight * (seconds - p->step_seconds);
 }
@@ -110,5 +110,5 @@ double gpt_progress_seconds(const gpt_progress *p) {
 
 double gpt_progress_tokens_per_s(const gpt_progress *p) {
   const double seconds = gpt_progress_seconds(p);
-  return seconds > 0 ? p->tokens_per_step * (double)p->done / seconds : 0.0;
+  return seconds > 0 ? p->tokens_per_step * (double)(p->done - p->start) / seconds : 0.0;
 }

@@ -25,7 +25,8 @@ typedef struct gpt_progress {
   int64_t steps;
   double tokens_per_step;
   int is_terminal;
-  int64_t done;        /* steps reported so far */
+  int64_t start;       /* steps done before begin; 0 unless the caller sets it */
+  int64_t done;        /* steps reported so far, those before begin included */
   double started, now; /* of begin, and of the last step */
   double step_seconds; /* recent average */
   double printed;      /* when the last line was written */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "rank.h"
 
+#include "checkpoint.h"
 #include "mfsdp/dtype.h"
 
 #include <stdio.h>
@@ -182,12 +183,15 @@ mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) 
   MFSDP_TRY(create_links(rank));
   MFSDP_TRY(gpt_plan_create(&rank->context, job, &rank->plan));
   MFSDP_TRY(create_model(rank));
-  return create_runtime(rank);
+  MFSDP_TRY(create_runtime(rank));
+  return gpt_checkpoint_open(rank);
 }
 
 mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
   const size_t count = (size_t)rank->job->table.count;
-  mfsdp_status status = mfsdp_runtime_destroy(rank->runtime);
+  mfsdp_status status;
+  gpt_checkpoint_close(rank);
+  status = mfsdp_runtime_destroy(rank->runtime);
   if (rank->has_model) gpt_model_destroy(&rank->model);
   mfsdp_table_free(&rank->context, rank->losses,
                    (size_t)(validation_rounds(rank->job) * rank->job->options.ranks),

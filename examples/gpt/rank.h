@@ -7,6 +7,7 @@
 #define GPT_RANK_H
 
 #include "matrixfsdp.h"
+#include "mfsdp/checkpoint.h"
 #include "mfsdp/host/backend_host.h"
 #include "mfsdp/host/transport_threads.h"
 
@@ -57,6 +58,9 @@ typedef struct gpt_rank {
   char (*labels)[24]; /* of traces: "forward unit 3" of all units, then "backward unit 3" */
   double *losses;     /* ranks x validation rounds: every rank's validation losses */
   int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
+  mfsdp_io io;
+  mfsdp_checkpoint *checkpoint; /* NULL: no --checkpoint */
+  int64_t start_step, start_block; /* 0 unless resumed */
   int32_t has_model;
 } gpt_rank;
 

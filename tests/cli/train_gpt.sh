@@ -169,7 +169,7 @@ done
 check 'the data is as it was' "$(cksum <"$work/text")" "$before"
 refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
-for name in device strategy preset coefficients checkpoint save-every keep-last resume; do
+for name in device strategy preset coefficients; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
 done
 $program --help >"$work/out" 2>"$work/err"

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: MIT */
+#include "checkpoint.h"
+
+#include "mfsdp/posix/io_posix.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* What the program adds to a checkpoint. Samples are a function of (seed, block). */
+static const char seed_key[] = "train_gpt.seed", block_key[] = "train_gpt.next_block";
+
+int64_t gpt_checkpoint_block(const gpt_rank *rank, int64_t step, int64_t micro_batch) {
+  const gpt_options *o = &rank->job->options;
+  const int64_t round = (step - rank->start_step) * o->micro_batches + micro_batch;
+  return rank->start_block + round * o->ranks + rank->index;
+}
+
+typedef struct saved_strings {
+  int64_t seed, block; /* -1: not there */
+} saved_strings;
+
+static void visit_string(void *user, const char *key, const char *value) {
+  saved_strings *saved = (saved_strings *)user;
+  if (strcmp(key, seed_key) == 0) saved->seed = strtoll(value, NULL, 10);
+  if (strcmp(key, block_key) == 0) saved->block = strtoll(value, NULL, 10);
+}
+
+static mfsdp_status resume(gpt_rank *rank) {
+  mfsdp_checkpoint_load_desc desc = mfsdp_checkpoint_load_desc_default();
+  mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
+  saved_strings saved = {-1, -1};
+  MFSDP_TRY(mfsdp_checkpoint_load(rank->checkpoint, &desc, &loaded));
+  MFSDP_TRY(mfsdp_checkpoint_strings(rank->checkpoint, loaded.name, visit_string, &saved));
+  if (saved.block < 0)
+    return MFSDP_FAIL(&rank->context, MFSDP_E_FORMAT, "%s was not saved by train_gpt", loaded.name);
+  if (saved.seed != rank->job->options.seed)
+    return MFSDP_FAIL(&rank->context, MFSDP_E_ARGUMENT,
+                      "--seed is %" PRId64 ", %s was trained with %" PRId64 "; give the same",
+                      rank->job->options.seed, loaded.name, saved.seed);
+  rank->start_step = loaded.progress.step;
+  rank->start_block = saved.block;
+  if (rank->index == 0)
+    fprintf(stderr, "resumed from %s/%s\n", rank->job->options.checkpoint, loaded.name);
+  return MFSDP_OK;
+}
+
+mfsdp_status gpt_checkpoint_open(gpt_rank *rank) {
+  const gpt_options *o = &rank->job->options;
+  mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
+  if (o->checkpoint == NULL) return MFSDP_OK;
+  rank->io = mfsdp_io_posix();
+  desc.io = &rank->io;
+  desc.folder = o->checkpoint;
+  desc.keep_last = (int32_t)o->keep_last;
+  MFSDP_TRY(mfsdp_checkpoint_create(rank->runtime, &desc, &rank->checkpoint));
+  return o->resume ? resume(rank) : MFSDP_OK;
+}
+
+void gpt_checkpoint_close(gpt_rank *rank) {
+  mfsdp_checkpoint_destroy(rank->checkpoint);
+  rank->checkpoint = NULL;
+}
+
+mfsdp_status gpt_checkpoint_step(gpt_rank *rank, int64_t step, int is_last) {
+  const gpt_options *o = &rank->job->options;
+  const int64_t block = gpt_checkpoint_block(rank, step, 0) - rank->index;
+  char seed_text[24], block_text[24];
+  mfsdp_safetensors_pair strings[2];
+  if (rank->checkpoint == NULL) return MFSDP_OK;
+  if (!is_last && (o->save_every == 0 || step % o->save_every != 0)) return MFSDP_OK;
+  (void)snprintf(seed_text, sizeof(seed_text), "%" PRId64, o->seed);
+  (void)snprintf(block_text, sizeof(block_text), "%" PRId64, block);
+  strings[0].key = seed_key;
+  strings[0].value = seed_text;
+  strings[1].key = block_key;
+  strings[1].value = block_text;
+  return mfsdp_checkpoint_save(rank->checkpoint, strings, 2);
+}

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * checkpoint/load.h - reads a checkpoint, each rank what it owns. Part of checkpoint.h.
+ * Link flags: none.
+ */
+#ifndef MFSDP_CHECKPOINT_LOAD_H
+#define MFSDP_CHECKPOINT_LOAD_H
+
+#include "open.h"
+
+/* ---- values ---- */
+
+/* Elements first .. first + count - 1 of a tensor in fp32, in ck->values (or ck->stage, if that is
+ * what the file holds). count * 4 and count times the file's element fit the buffers. */
+MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, int32_t tensor, int64_t first,
+                                             int64_t count, const float **out) {
+  mfsdp_checkpoint *ck = load->ck;
+  const mfsdp__ck_place *place = &load->places[tensor];
+  const mfsdp__ck_open_file *file = &load->files[place->file];
+  const int64_t element = mfsdp_safetensors_dtype_bits(place->tensor->dtype) / 8;
+  float *values = (float *)ck->values.data;
+  mfsdp_dtype dtype = MFSDP_F32;
+  int64_t i;
+  (void)mfsdp_safetensors_dtype_to(place->tensor->dtype, &dtype);
+  MFSDP_TRY(mfsdp_io_read(ck->context, &ck->io, file->file, file->name,
+                          place->tensor->file_offset + first * element, (size_t)(count * element),
+                          ck->stage.data));
+  load->loaded.data_nbytes += count * element;
+  *out = (const float *)ck->stage.data;
+  if (dtype == MFSDP_F32) return MFSDP_OK;
+  for (i = 0; i < count; ++i)
+    values[i] = (float)mfsdp_element_get(ck->stage.data, dtype, i);
+  *out = values;
+  return MFSDP_OK;
+}
+
+/* Which tensor a parameter's values come from: its master, if there is one in the files. */
+MFSDP_API int32_t mfsdp__ck_value_tensor(const mfsdp__ck_load *load, int32_t param) {
+  const mfsdp_checkpoint *ck = load->ck;
+  const int32_t master = ck->param_tensors[ck->param_count + param];
+  if (!load->weights_only && master >= 0 && load->places[master].tensor != NULL) return master;
+  return ck->param_tensors[param];
+}
+
+/* A run of the model: the master and the compute copy from one reading. */
+MFSDP_API mfsdp_status mfsdp__ck_load_param(mfsdp__ck_load *load, const mfsdp__ck_run *run) {
+  mfsdp_checkpoint *ck = load->ck;
+  int32_t piece_count = 0;
+  const mfsdp_piece *piece = mfsdp_plan_pieces(ck->plan, -1, &piece_count) + run->piece;
+  const int32_t tensor = mfsdp__ck_value_tensor(load, piece->param);
+  const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
+  int64_t done, count;
+  if (load->places[tensor].tensor == NULL) return MFSDP_OK; /* allowed: it keeps its value */
+  for (done = 0; done < run->count; done += count) {
+    const float *values = NULL;
+    count = run->count - done < most ? run->count - done : most;
+    MFSDP_TRY(mfsdp__ck_read_values(load, tensor, run->first + done, count, &values));
+    MFSDP_TRY(mfsdp__init_store(ck->rt, piece, done, count, values, (float *)ck->device.data));
+  }
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_load_state(mfsdp__ck_load *load, const mfsdp__ck_run *run) {
+  mfsdp_checkpoint *ck = load->ck;
+  mfsdp_runtime *rt = ck->rt;
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  void *self = rt->backend->self;
+  const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
+  int64_t done, count;
+  if (load->places[run->tensor].tensor == NULL) return MFSDP_OK;
+  for (done = 0; done < run->count; done += count) {
+    const float *values = NULL;
+    count = run->count - done < most ? run->count - done : most;
+    MFSDP_TRY(mfsdp__ck_read_values(load, run->tensor, run->first + done, count, &values));
+    MFSDP_TRY(ops->copy(self, rt->compute, (float *)run->data + done, run->space, values,
+                        MFSDP_SPACE_PINNED, (size_t)count * sizeof(float)));
+    MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
+    MFSDP_TRY(ops->event_wait(self, ck->context, rt->compute_done, rt->deadline_us));
+  }
+  return MFSDP_OK;
+}
+
+/* Everything this rank owns, in the order of the files it was saved in. */
+MFSDP_API mfsdp_status mfsdp__ck_load_runs(mfsdp__ck_load *load) {
+  mfsdp_checkpoint *ck = load->ck;
+  const mfsdp__ck_set *model = &ck->sets[MFSDP__CK_MODEL], *master = &ck->sets[MFSDP__CK_MASTER];
+  const mfsdp_backend_ops *ops = ck->rt->backend->ops;
+  int32_t i;
+  mfsdp__unit_drop_unacquired(ck->rt);
+  for (i = 0; i < ck->run_count; ++i) {
+    const int32_t tensor = ck->runs[i].tensor;
+    if (tensor < model->tensor_first + model->tensor_count)
+      MFSDP_TRY(mfsdp__ck_load_param(load, &ck->runs[i]));
+    else if (!load->weights_only && tensor >= master->tensor_first + master->tensor_count)
+      MFSDP_TRY(mfsdp__ck_load_state(load, &ck->runs[i]));
+  }
+  return ops->event_record(ck->rt->backend->self, ck->rt->compute, ck->rt->step_done);
+}
+
+/* ---- counts and strings ---- */
+
+/* Opens the file of the counts; the caller destroys *out. */
+MFSDP_API mfsdp_status mfsdp__ck_read_state(mfsdp_checkpoint *ck, const char *name,
+                                            mfsdp_safetensors **out) {
+  const mfsdp__ck_path path = mfsdp__ck_path_of(ck, name, MFSDP__CK_STATE_FILE);
+  mfsdp_safetensors_source source;
+  mfsdp__ck_source from;
+  mfsdp_status status;
+  *out = NULL;
+  from.ck = ck;
+  from.path = path.text;
+  MFSDP_TRY(mfsdp_io_open(ck->context, &ck->io, path.text, MFSDP_IO_READ, &from.file));
+  status = mfsdp__ck_source_of(&from, &source);
+  if (status == MFSDP_OK) status = mfsdp_safetensors_create(ck->context, &source, out, NULL);
+  return mfsdp_io_close(ck->context, &ck->io, from.file, path.text, status);
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_load_progress(mfsdp__ck_load *load) {
+  mfsdp_safetensors *state = NULL;
+  mfsdp_status status;
+  if (load->weights_only) return MFSDP_OK;
+  status = mfsdp__ck_read_state(load->ck, load->name, &state);
+  if (status == MFSDP_OK) status = mfsdp__ck_get_progress(load->ck, state, &load->loaded.progress);
+  mfsdp_safetensors_destroy(load->ck->context, state);
+  return status;
+}
+
+/* ---- api ---- */
+
+/* What to load: rank 0 looks, all take its word. */
+MFSDP_API mfsdp_status mfsdp__ck_choose(mfsdp__ck_load *load, const char *name) {
+  mfsdp_checkpoint *ck = load->ck;
+  mfsdp__ck_message own = mfsdp__ck_message_default();
+  mfsdp_status status = MFSDP_OK;
+  own.hash = ck->hash;
+  if (ck->rank == 0 && name == NULL)
+    status = mfsdp__ck_find_latest(ck, own.name);
+  else if (name != NULL)
+    (void)snprintf(own.name, sizeof(own.name), "%.39s", name);
+  MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
+  memcpy(load->name, ((const mfsdp__ck_message *)ck->messages)[0].name, sizeof(load->name));
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_load_phases(mfsdp__ck_load *load, const char *name) {
+  mfsdp_checkpoint *ck = load->ck;
+  mfsdp__ck_message own = mfsdp__ck_message_default();
+  mfsdp_status status;
+  MFSDP_TRY(mfsdp__ck_choose(load, name));
+  status = mfsdp__ck_load_progress(load);
+  if (status == MFSDP_OK) status = mfsdp__ck_open_all(load);
+  if (status == MFSDP_OK && !load->weights_only)
+    status = mfsdp__resume_check(ck->rt, &load->loaded.progress);
+  own.hash = mfsdp_hash_u64(ck->hash, (uint64_t)load->loaded.progress.step);
+  MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
+  status = mfsdp__ck_load_runs(load);
+  if (status == MFSDP_OK && !load->weights_only)
+    status = mfsdp_runtime_resume(ck->rt, &load->loaded.progress);
+  return mfsdp__ck_agree(ck, status, &own);
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
+                                            const mfsdp_checkpoint_load_desc *desc,
+                                            const mfsdp_checkpoint_loaded *out) {
+  int32_t i;
+  if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || out == NULL ||
+      out->struct_nbytes != sizeof(*out))
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
+                      "checkpoint load: desc or out is NULL or of another size (use the _default "
+                      "functions)");
+  if (desc->name != NULL && (strlen(desc->name) >= MFSDP_CHECKPOINT_NAME_NBYTES ||
+                             desc->name[0] == '\0' || strchr(desc->name, '/') != NULL))
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
+                      "checkpoint load: name is '%.80s', needs one like step-12", desc->name);
+  if (ck->rt->in_step)
+    return MFSDP_FAIL(ck->context, MFSDP_E_STATE, "checkpoint load: a step is open");
+  for (i = 0; i < ck->rt->unit_count; ++i)
+    if (ck->rt->units[i].acquires > 0)
+      return MFSDP_FAIL(ck->context, MFSDP_E_STATE, "checkpoint load: unit %d is acquired", (int)i);
+  return MFSDP_OK;
+}
+
+/*
+ * Loads into the runtime what this rank owns of it, whatever world, planner or transport saved it;
+ * training then goes on with the same bits (weights_only: with fresh state and counts). Collective,
+ * between two steps. COMPLETE. Reads the headers of all files, and of tensors exactly the bytes that
+ * the rank owns (out->data_nbytes). Also takes a folder with model.safetensors of other tools, with
+ * weights_only.
+ * All ranks return the same status, with the message of the lowest rank that failed. Names, dtypes
+ * and shapes are compared before anything is changed. E_FORMAT: they differ in a way that the
+ * description does not allow, or a file is damaged (its message says how). E_IO: the disk, or
+ * nothing to load; if it comes while values are read, they are undefined. E_STATE: a step is open,
+ * a unit is acquired. E_ARGUMENT; E_MEMORY (headers, given back); E_TIMEOUT, E_PEER, E_MISMATCH.
+ */
+MFSDP_API mfsdp_status mfsdp_checkpoint_load(mfsdp_checkpoint *ck,
+                                             const mfsdp_checkpoint_load_desc *desc,
+                                             mfsdp_checkpoint_loaded *out) {
+  mfsdp__ck_load load;
+  mfsdp_status status;
+  MFSDP_TRY(mfsdp__runtime_usable(ck->rt));
+  MFSDP_TRY(mfsdp__ck_load_check(ck, desc, out));
+  MFSDP_TRY(mfsdp_runtime_progress(ck->rt, &out->progress));
+  memset(&load, 0, sizeof(load));
+  load.ck = ck;
+  load.weights_only = desc->weights_only;
+  load.allow_missing = desc->allow_missing;
+  load.allow_unexpected = desc->allow_unexpected;
+  load.convert = desc->convert;
+  load.report = desc->report;
+  load.user = desc->user;
+  load.loaded = mfsdp_checkpoint_loaded_default();
+  status = mfsdp__ck_load_phases(&load, desc->name);
+  mfsdp__ck_close_all(&load);
+  memcpy(load.loaded.name, load.name, sizeof(load.name));
+  *out = load.loaded;
+  return status;
+}
+
+/*
+ * The strings that the program gave to the save, and those of the library ("group.0.lr", ...): calls
+ * `visit` for each, on this rank alone, without communication. `name` as mfsdp_checkpoint_loaded
+ * has it. E_IO, E_FORMAT, E_MEMORY.
+ */
+MFSDP_API mfsdp_status mfsdp_checkpoint_strings(mfsdp_checkpoint *ck, const char *name,
+                                                void (*visit)(void *user, const char *key,
+                                                              const char *value),
+                                                void *user) {
+  mfsdp_safetensors *state = NULL;
+  int32_t i;
+  MFSDP_TRY(mfsdp__ck_read_state(ck, name, &state));
+  for (i = 0; i < mfsdp_safetensors_metadata_count(state); ++i) {
+    const mfsdp_safetensors_pair *pair = mfsdp_safetensors_metadata_at(state, i);
+    visit(user, pair->key, pair->value);
+  }
+  mfsdp_safetensors_destroy(ck->context, state);
+  return MFSDP_OK;
+}
+
+#endif /* MFSDP_CHECKPOINT_LOAD_H */

@@ -1,0 +1,127 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# train_gpt's checkpoints: the same bytes from every world, and runs that go on with the same bits in
+# another one, in a new process, after kill -9. Prints one line per check: "ok NAME", "not ok NAME".
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+program=${TRAIN_GPT:-build/examples/train_gpt}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+ok() { echo "ok checkpoint: $1"; }
+bad() { echo "not ok checkpoint: $1${2:+ ($2)}"; }
+check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
+field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
+
+i=0
+while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 6"
+# Muon with fp32; tied weights with bf16 (masters of their own); AdamW alone with f16 and loss scaling.
+family() {
+  case $1 in
+  muon) echo '--clip 0.5' ;;
+  bf16) echo '--dtype bf16 --tied' ;;
+  adamw) echo '--optimizer adamw --dtype f16' ;;
+  esac
+}
+train() { # RANKS FOLDER OPTIONS...: eight sample blocks a step
+  ranks=$1 folder=$2
+  shift 2
+  # shellcheck disable=SC2086
+  $program $small --ranks "$ranks" --micro-batches $((8 / ranks)) --checkpoint "$folder" "$@" \
+    >"$work/out" 2>"$work/err" || bad "ranks $ranks $*" "$(tail -n 1 "$work/err")"
+}
+figures() { echo "$(field "$work/out" params_hash) $(field "$work/out" train_loss) $(field "$work/out" val_loss)"; }
+# What a crash after step 3 leaves.
+crash() { rm -rf "$work/crashed" && cp -R "$1" "$work/crashed" && rm -rf "$work/crashed/step-6" "$work/crashed/latest"; }
+
+for name in muon bf16 adamw; do
+  options=$(family $name)
+  # shellcheck disable=SC2086
+  train 4 "$work/$name" --save-every 3 $options
+  whole=$(figures)
+  check "$name: latest" "$(cat "$work/$name/latest")" step-6
+  for ranks in 1 2 4 8; do
+    crash "$work/$name"
+    planner=balanced
+    [ $ranks = 2 ] && planner=round-robin
+    # shellcheck disable=SC2086
+    train $ranks "$work/crashed" --resume --planner $planner $options
+    check "$name: 4 -> $ranks ranks ($planner): hash and losses" "$(figures)" "$whole"
+    diff -r "$work/$name/step-6" "$work/crashed/step-6" >"$work/diff" 2>&1
+    check "$name: 4 -> $ranks ranks: the same bytes" "$(head -n 1 "$work/diff")" ''
+  done
+done
+# ---- keep-last ----
+train 2 "$work/keep" --save-every 1 --keep-last 2
+check 'keep-last 2' "$(cd "$work/keep" && echo ./*)" './latest ./lock ./step-5 ./step-6'
+
+# ---- errors ----
+refuse() { # NAME TEXT OPTIONS...
+  name=$1 text=$2
+  shift 2
+  # shellcheck disable=SC2086
+  $program $small "$@" >"$work/out" 2>"$work/err"
+  if [ $? -ne 0 ] && tail -n 1 "$work/err" | grep -q -e "$text"; then ok "$name"; else bad "$name" "$(tail -n 1 "$work/err")"; fi
+}
+refuse 'resume without a folder' 'need --checkpoint' --resume
+refuse 'resume from nothing' 'no such file' --checkpoint "$work/none" --resume
+refuse 'another seed' 'give the same' --checkpoint "$work/keep" --resume --seed 2
+refuse 'another width' 'has another shape' --checkpoint "$work/keep" --resume --dim 64
+refuse 'another optimizer' 'missing' --checkpoint "$work/keep" --resume --optimizer adamw
+cp -R "$work/keep" "$work/damaged"
+: >"$work/damaged/step-6/model.safetensors"
+refuse 'a damaged file' 'truncated' --checkpoint "$work/damaged" --resume
+if command -v flock >/dev/null 2>&1; then
+  flock "$work/keep/lock" sleep 60 &
+  holder=$!
+  tries=0
+  while [ $tries -lt 100 ] && flock -n "$work/keep/lock" true; do sleep 0.1; tries=$((tries + 1)); done
+  refuse 'two writers' 'someone else has it' --checkpoint "$work/keep"
+  check 'two writers: nothing was touched' "$(cd "$work/keep" && echo ./*)" './latest ./lock ./step-5 ./step-6'
+  kill $holder
+else
+  echo 'skip checkpoint: two writers (no flock)'
+fi
+
+# ---- kill -9 while it saves after every step: what is there loads, and ends where the whole run ends ----
+train 4 "$work/reference" --save-every 1 --clip 0.5
+whole=$(figures)
+i=0
+while [ $i -lt 8 ]; do
+  # shellcheck disable=SC2086
+  $program $small --ranks 4 --micro-batches 2 --checkpoint "$work/killed" --save-every 1 --clip 0.5 \
+    $([ -e "$work/killed/latest" ] && echo --resume) >/dev/null 2>&1 &
+  pid=$!
+  tries=0
+  # Dies somewhere in the save that follows the next name to appear.
+  before=$(ls "$work/killed" 2>/dev/null | cksum)
+  while [ $tries -lt 2000 ] && [ "$(ls "$work/killed" 2>/dev/null | cksum)" = "$before" ] &&
+    kill -0 $pid 2>/dev/null; do tries=$((tries + 1)); done
+  kill -KILL $pid 2>/dev/null
+  wait $pid 2>/dev/null
+  i=$((i + 1))
+done
+train 2 "$work/killed" --clip 0.5 $([ -e "$work/killed/latest" ] && echo --resume)
+check 'after eight kills: hash' "$(field "$work/out" params_hash)" "${whole%% *}"
+diff -r "$work/reference/step-6" "$work/killed/step-6" >"$work/diff" 2>&1
+check 'after eight kills: the same bytes' "$(head -n 1 "$work/diff")" ''
+check 'after eight kills: no attempt is left' "$(cd "$work/killed" && echo ./*.attempt ./*.old)" './*.attempt ./*.old'
+
+# ---- threads -> MPI ----
+if "$program" --help | grep -q 'threads, mpi' && command -v mpirun >/dev/null 2>&1; then
+  # Open MPI refuses root and more processes than cores unless told; MPICH knows neither.
+  launcher=mpirun
+  if mpirun --version 2>&1 | grep -qi 'open mpi\|open-mpi'; then
+    launcher='mpirun --oversubscribe --mca btl self,vader'
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  fi
+  crash "$work/muon"
+  # shellcheck disable=SC2086
+  $launcher -n 2 "$program" $small --transport mpi --micro-batches 4 --checkpoint "$work/crashed" --resume \
+    --clip 0.5 >"$work/out" 2>"$work/err"
+  diff -r "$work/muon/step-6" "$work/crashed/step-6" >"$work/diff" 2>&1
+  check 'threads -> mpi: the same bytes' "$(head -n 1 "$work/diff")" ''
+else
+  echo 'skip checkpoint: threads -> mpi (no MPI in this build)'
+fi
