@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * collective.c - gather and reduce of uneven segments: DIRECT, RING and HIERARCHICAL on thread ranks
+ * collective.c - gather and reduce of uneven segments by every algorithm that there is, on thread ranks
  * or on MPI processes, beside what the same machine does for the same bytes in the same run.
  *
  * A unit of B bytes of fp32; rank 0 owns gamma / world of it, the others share the rest, so gamma 1
@@ -37,9 +37,10 @@ typedef struct settings {
 } settings;
 
 /* One way to do a case: ours, a peer, or a limit. */
+enum { WAY_OURS, WAY_PEER, WAY_LIMIT };
 typedef struct way {
   char name[48];
-  enum { WAY_OURS, WAY_PEER, WAY_LIMIT } role;
+  int role;
   coll_ours ours;
   int peer;
   double times[MOST_REPEATS];
@@ -167,9 +168,10 @@ static void make_ways(member *m, const coll_split *split, mfsdp_coll_kind kind) 
   const size_t chunk = (size_t)(m->team->set->chunk_kbytes * 1024.0);
   int algorithm;
   m->way_count = 0;
-  for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_HIERARCHICAL; ++algorithm) {
+  for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_NATIVE; ++algorithm) {
     way *w = add_way(m, mfsdp_algorithm_name((mfsdp_algorithm)algorithm), WAY_OURS);
-    coll_ours_make(&m->rank, &w->ours, split, kind, (mfsdp_algorithm)algorithm, chunk);
+    if (!coll_ours_make(&m->rank, &w->ours, split, kind, (mfsdp_algorithm)algorithm, chunk))
+      --m->way_count;
   }
   if (!m->team->set->use_mpi)
     (void)add_way(m, kind == MFSDP_COLL_GATHER ? "memcpy" : "sum in place", WAY_LIMIT);
@@ -225,7 +227,7 @@ static const way *best(const member *m, int role) {
   const way *found = NULL;
   int i;
   for (i = 0; i < m->way_count; ++i)
-    if ((int)m->ways[i].role == role && (found == NULL || m->ways[i].stats.min < found->stats.min))
+    if (m->ways[i].role == role && (found == NULL || m->ways[i].stats.min < found->stats.min))
       found = &m->ways[i];
   return found;
 }
@@ -431,7 +433,7 @@ static int take_option(settings *set, const char *name, const char *value) {
 }
 
 static const char about[] =
-    "collective: gather and reduce with direct, ring and hierarchical, beside MPI's own\n\n"
+    "collective: gather and reduce of uneven segments, beside MPI's own\n\n"
     "  --transport T  threads (default), or mpi under mpirun\n"
     "  --ranks N      threads (default 8)\n"
     "  --mbytes N     the unit (default 64)\n"

@@ -66,9 +66,9 @@ trap 'exit 143' TERM HUP
 
 # ---- hosts: the bridge is in ${id}h0 ----
 need() { "$@" >"$work/err" 2>&1 || skip "$*: $(head -n 1 "$work/err")"; }
-shape() { # NAMESPACE DEVICE: a burst of 10 ms, and a queue that senders fill before they overflow it
+shape() { # NAMESPACE DEVICE: a burst of 4 ms, and a queue that senders fill before they overflow it
   [ -z "$rate" ] || [ -n "${MFSDP_TEST_UNSHAPED-}" ] ||
-    need tc -n "$1" qdisc add dev "$2" root tbf rate "${rate}mbit" burst $((rate * 1250)) limit 32mb
+    need tc -n "$1" qdisc add dev "$2" root tbf rate "${rate}mbit" burst $((rate * 500 < 16000 ? 16000 : rate * 500)) limit 32mb
 }
 need ip netns add "${id}h0"
 need ip -n "${id}h0" link add br0 type bridge

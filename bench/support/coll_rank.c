@@ -108,9 +108,10 @@ int64_t coll_rank_wrong(const coll_rank *r, const coll_split *split, mfsdp_coll_
   return wrong;
 }
 
-void coll_ours_make(coll_rank *r, coll_ours *ours, const coll_split *split, mfsdp_coll_kind kind,
-                    mfsdp_algorithm algorithm, size_t chunk_nbytes) {
+int coll_ours_make(coll_rank *r, coll_ours *ours, const coll_split *split, mfsdp_coll_kind kind,
+                   mfsdp_algorithm algorithm, size_t chunk_nbytes) {
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
+  mfsdp_status status;
   desc.kind = kind;
   desc.algorithm = algorithm;
   desc.layout = &split->layout;
@@ -118,9 +119,12 @@ void coll_ours_make(coll_rank *r, coll_ours *ours, const coll_split *split, mfsd
   desc.traffic = kind == MFSDP_COLL_GATHER ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
   desc.label = kind == MFSDP_COLL_GATHER ? "gather" : "reduce";
   if (chunk_nbytes > 0) desc.chunk_nbytes = chunk_nbytes;
-  coll_need(r, mfsdp_coll_create(&r->context, &desc, &ours->coll));
+  status = mfsdp_coll_create(&r->context, &desc, &ours->coll);
+  if (status == MFSDP_E_UNSUPPORTED) return 0;
+  coll_need(r, status);
   ours->workspace = malloc(mfsdp_coll_workspace_nbytes(ours->coll) + 1);
   if (ours->workspace == NULL) coll_need(r, MFSDP_E_MEMORY);
+  return 1;
 }
 
 void coll_ours_run(coll_rank *r, coll_ours *ours) {
