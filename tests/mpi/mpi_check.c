@@ -196,7 +196,7 @@ static void check_stream(peer *p) {
 }
 
 /* Integers in fp32: every sum is exact, whatever the layout. */
-static void check_collective(peer *p, int owners) {
+static void check_collective(peer *p, int owners, mfsdp_algorithm algorithm) {
   enum { COUNT = 5000 };
   static float full[COUNT], grad[COUNT], shard[COUNT + 256];
   mfsdp_extent extents[64];
@@ -224,6 +224,7 @@ static void check_collective(peer *p, int owners) {
   desc.layout = &layout;
   desc.transport = &p->transport;
   desc.chunk_nbytes = 4096;
+  desc.algorithm = algorithm;
   desc.kind = MFSDP_COLL_GATHER;
   desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
   expect(p, mfsdp_coll_create(&p->context, &desc, &gather) == MFSDP_OK, "gather create");
@@ -297,7 +298,7 @@ static void run_whole(int worker) {
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
   int32_t failures = 0, all = 0;
   peer p;
-  int again;
+  int again, algorithm;
   desc.message_nbytes = 1000;
   for (again = 0; again < 2;
        ++again) { /* a second world in the same process: nothing is left over */
@@ -310,9 +311,11 @@ static void run_whole(int worker) {
     check_transfers(&p, 0);
     check_transfers(&p, 77);
     check_stream(&p);
-    check_collective(&p, p.size);
-    check_collective(&p, 1);
-    check_collective(&p, p.size > 2 ? p.size - 1 : p.size);
+    for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_HIERARCHICAL; ++algorithm) {
+      check_collective(&p, p.size, (mfsdp_algorithm)algorithm);
+      check_collective(&p, 1, (mfsdp_algorithm)algorithm);
+      check_collective(&p, p.size > 2 ? p.size - 1 : p.size, (mfsdp_algorithm)algorithm);
+    }
     failures += p.failures;
     p.failures = 0;
     expect(&p, close_peer(&p) == MFSDP_OK, "close");
