@@ -451,6 +451,15 @@ TEST_F(TwoMatrices, ShardedProducts) {
   EXPECT_NEAR(s.result.optimizer_wire_us, 2 * 3 * (3 + 0.160), kTiny);
 }
 
+/* Any number of steps is one multiplication, not a loop of that length. */
+TEST_F(TwoMatrices, MoreStepsThanAnybodyRuns) {
+  const int32_t most = std::numeric_limits<int32_t>::max();
+  desc_.newton_schulz_steps = most;
+  const Step s = run(MFSDP_SIM_SHARDED);
+  EXPECT_EQ(s.ranks[0].optimizer_nbytes, int64_t{2} * most * 40 * 4);
+  EXPECT_DOUBLE_EQ(s.result.optimizer_wire_us, 2.0 * most * (3 + 0.160));
+}
+
 TEST_F(TwoMatrices, AllToAll) {
   const Step s = run(MFSDP_SIM_EXCHANGE);
   EXPECT_NEAR(s.result.optimizer_compute_us, kProducts + 7 + kElements, kTiny);

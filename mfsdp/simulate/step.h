@@ -185,28 +185,35 @@ MFSDP_API mfsdp_status mfsdp__sim_matrix_us(const mfsdp__sim *sim, const mfsdp_p
   return MFSDP_OK;
 }
 
+/* Each product of a Newton-Schulz step gathers an operand. One step is asked and multiplied: the
+ * number of steps is the caller's and may be anything. */
+MFSDP_API mfsdp_status mfsdp__sim_sharded(mfsdp__sim *sim, const mfsdp_piece *piece,
+                                          int64_t element_nbytes) {
+  const int64_t side = piece->rows < piece->cols ? piece->rows : piece->cols;
+  double us = 0.0;
+  int64_t sent = 0;
+  MFSDP_TRY(mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, &us, &sent));
+  MFSDP_TRY(mfsdp__sim_slices(sim, side * side, element_nbytes, 0, &us, &sent));
+  MFSDP_TRY(mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, &us, &sent));
+  sim->out->optimizer_wire_us += us * sim->ask.newton_schulz_steps;
+  return mfsdp__sim_accumulate(&sim->sliced[2], sent, sim->ask.newton_schulz_steps)
+             ? MFSDP_OK
+             : mfsdp__sim_overflow(sim, "sent bytes");
+}
+
 /* Wire time and bytes of one matrix for the strategies that move matrices to update them. */
 MFSDP_API mfsdp_status mfsdp__sim_matrix_wire(mfsdp__sim *sim, const mfsdp_piece *piece) {
   const mfsdp_param *param = mfsdp_plan_param(sim->ask.plan, piece->param);
   const int64_t element_nbytes = (int64_t)mfsdp_dtype_nbytes(param->grad);
-  const int64_t side = piece->rows < piece->cols ? piece->rows : piece->cols;
-  double *us = &sim->out->optimizer_wire_us;
-  int64_t *sent = &sim->sliced[2];
-  int32_t step;
   if (sim->ask.strategy == MFSDP_SIM_GATHER)
-    return mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, us, sent);
+    return mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, &sim->out->optimizer_wire_us,
+                             &sim->sliced[2]);
+  if (sim->ask.strategy == MFSDP_SIM_SHARDED) return mfsdp__sim_sharded(sim, piece, element_nbytes);
   if (sim->ask.strategy == MFSDP_SIM_EXCHANGE) {
     const int64_t slice = piece->count / sim->world + (piece->count % sim->world != 0);
     if (!mfsdp__sim_accumulate(&sim->segments[piece->owner].nbytes, slice, element_nbytes))
       return mfsdp__sim_overflow(sim, "sent bytes");
     sim->segments[piece->owner].message_count = 1;
-    return MFSDP_OK;
-  }
-  for (step = 0; sim->ask.strategy == MFSDP_SIM_SHARDED && step < sim->ask.newton_schulz_steps;
-       ++step) {
-    MFSDP_TRY(mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, us, sent));
-    MFSDP_TRY(mfsdp__sim_slices(sim, side * side, element_nbytes, 0, us, sent));
-    MFSDP_TRY(mfsdp__sim_slices(sim, piece->count, element_nbytes, 0, us, sent));
   }
   return MFSDP_OK;
 }
