@@ -35,8 +35,8 @@ static int check(const char *path, int line, int key, double value, plan_error *
   MFSDP_CLUSTER_TABLE(RANGE)
 #undef RANGE
   if (!(value >= low && value <= most))
-    return plan_fail(error, "%s:%d: %s is %g, needs %g to %g", path, line, keys[key], value, low,
-                     most);
+    return plan_fail(error, "%s:%d: %s is %.10g, needs %.10g to %.10g", path, line, keys[key],
+                     value, low, most);
   if (key == 0 && value != (double)(int32_t)value)
     return plan_fail(error, "%s:%d: %s is %g, needs a whole number", path, line, keys[key], value);
   return PLAN_OK;

@@ -24,6 +24,37 @@ static int by_name(const void *a, const void *b) {
   return strcmp((*x)->name, (*y)->name);
 }
 
+/* Bytes of the UTF-8 character at `text`; 0 for a control character or what is no UTF-8. */
+static size_t character(const char *text) {
+  const unsigned char *u = (const unsigned char *)text;
+  const size_t length = u[0] < 0x80 ? 1 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : 4;
+  if (u[0] < 0x20 || u[0] == 0x7f || (u[0] >= 0x80 && u[0] < 0xc2) || u[0] > 0xf4) return 0;
+  for (size_t i = 1; i < length; ++i) /* the 0 at the end is no such byte */
+    if ((u[i] & 0xc0) != 0x80) return 0;
+  if ((u[0] == 0xc2 && u[1] < 0xa0) || (u[0] == 0xe0 && u[1] < 0xa0) ||
+      (u[0] == 0xed && u[1] >= 0xa0) || (u[0] == 0xef && u[1] == 0xbf && u[2] >= 0xbe) ||
+      (u[0] == 0xf0 && u[1] < 0x90) || (u[0] == 0xf4 && u[1] >= 0x90))
+    return 0;
+  return length;
+}
+
+/* A file may have any name, a title stands in terminals, JSON and SVG: whole characters of at most
+ * `room` - 1 bytes, ? for what is none. */
+static void title_of(const char *name, char *title, size_t room) {
+  size_t used = 0;
+  while (*name) {
+    const size_t length = character(name), step = length ? length : 1;
+    if (used + step >= room) break;
+    if (length)
+      memcpy(title + used, name, length);
+    else
+      title[used] = '?';
+    used += step;
+    name += step;
+  }
+  title[used] = '\0';
+}
+
 /* A name in two files, before the planner says it without the files. */
 static int check_names(const plan_options *o, const plan_params *params, plan_error *error) {
   const size_t count = (size_t)params->count;
@@ -57,9 +88,11 @@ static int read_safetensors(const plan_options *o, plan_input *input, plan_error
   }
   if (check_names(o, &input->params, error) != PLAN_OK) return PLAN_USAGE_ERROR;
   if (input->params.count == 0) return plan_fail(error, "%s has no parameters", o->inputs[0]);
-  if (o->input_count > 1)
-    snprintf(input->title, sizeof input->title, "%.100s and %d more", last_part(o->inputs[0]),
-             o->input_count - 1);
+  if (o->input_count > 1) {
+    char first[100];
+    title_of(last_part(o->inputs[0]), first, sizeof first);
+    snprintf(input->title, sizeof input->title, "%s and %d more", first, o->input_count - 1);
+  }
   return plan_rules_finish(&input->params, error);
 }
 
@@ -106,7 +139,7 @@ static int validate(plan_input *input, plan_error *error) {
 int plan_input_read(const plan_options *options, plan_input *input, plan_error *error) {
   memset(input, 0, sizeof *input);
   plan_params_init(&input->params);
-  snprintf(input->title, sizeof input->title, "%.150s", last_part(options->inputs[0]));
+  title_of(last_part(options->inputs[0]), input->title, sizeof input->title);
   if (read_any(options, input, error) != PLAN_OK) return PLAN_USAGE_ERROR;
   for (int32_t i = 0; options->dtype && i < input->params.count; ++i)
     plan_dtype_set(&input->params.list[i], options->dtype);

@@ -12,6 +12,7 @@ enum option {
       OPTION_COUNT
 };
 
+/* With _ for the - of the command line. */
 static const char *const names[OPTION_COUNT] = {
 #define NAME(name, value, help) "--" #name,
     PLAN_OPTION_TABLE(NAME)
@@ -23,6 +24,15 @@ static int is_option(const char *word, const char *name) {
   for (; *word && *name; ++word, ++name)
     if (*word != (*name == '_' ? '-' : *name)) return 0;
   return *word == *name;
+}
+
+/* The name as it is typed. */
+static const char *typed(int option, char text[32]) {
+  size_t i = 0;
+  for (; i < 31 && names[option][i]; ++i)
+    text[i] = (char)(names[option][i] == '_' ? '-' : names[option][i]);
+  text[i] = '\0';
+  return text;
 }
 
 static int worlds(const char *list, plan_options *o, plan_error *error) {
@@ -65,8 +75,9 @@ static int collective(const char *word, plan_options *o, plan_error *error) {
 
 static int number(int option, const char *word, int64_t least, int64_t most, int64_t *out,
                   plan_error *error) {
+  char name[32];
   if (plan_number_of(word, most, out) && *out >= least) return PLAN_OK;
-  return plan_fail(error, "%s '%.40s': needs a number of %lld to %lld", names[option], word,
+  return plan_fail(error, "%s '%.40s': needs a number of %lld to %lld", typed(option, name), word,
                    (long long)least, (long long)most);
 }
 
@@ -76,6 +87,12 @@ static int choice(int option, const char *word, const char *first, const char *s
   *out = strcmp(word, first) == 0;
   if (*out || strcmp(word, second) == 0) return PLAN_OK;
   return plan_fail(error, "%s '%.40s': needs %s or %s", names[option], word, first, second);
+}
+
+static int file_name(int option, const char *word, const char **out, plan_error *error) {
+  if (!*word) return plan_fail(error, "%s needs the name of a file", names[option]);
+  *out = word;
+  return PLAN_OK;
 }
 
 static int set(int option, const char *word, plan_options *o, plan_error *error) {
@@ -92,8 +109,8 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
     return number(option, word, 1000, INT64_C(1) << 40, &o->caps.max_gamma_permille, error);
   case OPTION_max_owners:
     return number(option, word, 1, MFSDP_PLAN_MAX_WORLD, &o->caps.max_owners, error);
-  case OPTION_cluster: o->cluster = word; break;
-  case OPTION_rules: o->rules = word; break;
+  case OPTION_cluster: return file_name(option, word, &o->cluster, error);
+  case OPTION_rules: return file_name(option, word, &o->rules, error);
   case OPTION_dtype:
     if (!plan_dtype_of(word, &o->dtype) || o->dtype == MFSDP_F64)
       status = plan_fail(error, "--dtype '%.40s': needs f32, bf16 or f16", word);
@@ -113,8 +130,8 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
     break;
   case OPTION_tokens: return number(option, word, 0, INT64_C(1) << 40, &o->tokens, error);
   case OPTION_chunk: return number(option, word, 1, INT64_C(1) << 40, &o->chunk, error);
-  case OPTION_json: o->json = word; break;
-  case OPTION_svg: o->svg = word; break;
+  case OPTION_json: return file_name(option, word, &o->json, error);
+  case OPTION_svg: return file_name(option, word, &o->svg, error);
   case OPTION_COUNT: break;
   }
   return status;

@@ -260,9 +260,13 @@ int plan_rules_apply(plan_rules *rules, const char *path, const mfsdp_safetensor
 
 int plan_rules_finish(plan_params *params, plan_error *error) {
   int32_t largest = 0;
-  for (int32_t i = 0; i < params->count; ++i)
+  int any_last = 0;
+  for (int32_t i = 0; i < params->count; ++i) {
+    any_last |= params->list[i].unit == UNIT_LAST;
     if (params->list[i].unit > largest) largest = params->list[i].unit;
-  if (largest == MFSDP_PLAN_MAX_UNIT) return plan_fail(error, "no unit number is left for `last`");
+  }
+  if (any_last && largest == MFSDP_PLAN_MAX_UNIT)
+    return plan_fail(error, "no unit number is left for `last`");
   for (int32_t i = 0; i < params->count; ++i)
     if (params->list[i].unit == UNIT_LAST) params->list[i].unit = largest + 1;
   return PLAN_OK;

@@ -146,8 +146,11 @@ MFSDP_API mfsdp_status mfsdp__param_check_parts(mfsdp_context *context, const mf
       return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                                "part_rows[%d] is %lld, needs at least 0", (int)i,
                                (long long)param->part_rows[i]);
-    if (!mfsdp_i64_add(sum, param->part_rows[i], &sum)) sum = -1;
-    if (sum < 0) break;
+    if (!mfsdp_i64_add(sum, param->part_rows[i], &sum))
+      return MFSDP__PARAM_FAIL(
+          context, MFSDP_E_ARGUMENT, index, param,
+          "part_rows sum to more than 63 bits, needs the %lld rows of the tensor",
+          (long long)param->shape[0]);
   }
   if (sum != param->shape[0])
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,

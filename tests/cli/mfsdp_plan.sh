@@ -58,6 +58,17 @@ $program "$work/a.safetensors" --world 2 --rules "$work/rules" >"$work/out" 2>"$
 has 'a rule of a file comes first' '(--rules)' "$work/out"
 has 'and decides' '^world 2: 3 units, 0 matrices' "$work/out"
 
+# Any bytes may name a file; titles hold whole characters.
+odd="$work/$(printf 'a\001\377\303\244<.txt')"
+cp "$work/table" "$odd"
+$program "$odd" --world 2 --json "$work/json" --svg "$work/svg" >"$work/out" 2>"$work/err"
+has 'an odd file name in the report' "^a??$(printf '\303\244')<.txt: " "$work/out"
+has 'an odd file name in the JSON' "\"input\":\"a??$(printf '\303\244')<.txt\"" "$work/json"
+has 'an odd file name in the SVG' ">a??$(printf '\303\244')&lt;.txt on 2 ranks<" "$work/svg"
+$program "$work/table" --world 2 --json '' >"$work/out" 2>"$work/err"
+check 'an empty name for the JSON: status' $? 2
+check 'an empty name for the JSON: nothing printed' "$(wc -c <"$work/out" | tr -d ' ')" 0
+
 printf 'ranks_per_node 2\nnet_nbytes_per_s 1e9\nnet_node_nbytes_per_s 1e9 # one port\n' >"$work/cluster"
 $program gpt2-124m --world 8 --cluster "$work/cluster" >"$work/out" 2>"$work/err"
 has 'a cluster file' 'cluster: 2 ranks a node, 300 GB/s in a node, 1.0 GB/s a rank' "$work/out"
@@ -123,7 +134,8 @@ refuse 'an unknown cost' 'needs newton-schulz or elements' gpt2-124m --world 2 -
 refuse 'a cap on bytes that no plan keeps' 'max_resident_nbytes 1000 is [0-9]* too few' gpt2-124m --world 8 --max-resident 1000
 refuse 'a cap on gamma that no plan keeps' 'max_gamma_permille 1000 is [0-9]* too low' llama3-8b --world 64 --max-gamma 1000
 refuse 'a cap that the planner does not keep' 'does not keep it' gpt2-124m --world 8 --max-owners 2 --planner scope-greedy
-refuse 'a gamma below 1' 'max.gamma.*1000' gpt2-124m --world 8 --max-gamma 999
+refuse 'a gamma below 1' '^mfsdp-plan: --max-gamma .999.: needs a number of 1000' gpt2-124m --world 8 --max-gamma 999
+refuse 'an empty file name' '--cluster needs the name of a file' gpt2-124m --world 2 --cluster ''
 refuse 'too many steps' '0 to 100' gpt2-124m --world 2 --steps 101
 refuse 'rules for a table' 'safetensors' "$work/table" --world 2 --rules "$work/rules"
 refuse 'a table among safetensors' 'all of them' "$work/a.safetensors" "$work/table" --world 2
@@ -190,6 +202,7 @@ cluster 'a key twice' 'x:2: matrix_us is there twice' 'matrix_us 4\nmatrix_us 5\
 cluster 'no number' 'needs a number' 'flops_per_s fast\n'
 cluster 'a negative rate' 'needs 1 to' 'flops_per_s -1\n'
 cluster 'not a number' 'flops_per_s is -\{0,1\}nan' 'flops_per_s nan\n'
+cluster 'too many ranks' 'ranks_per_node is 1048577, needs 1 to 1048576$' 'ranks_per_node 1048577\n'
 cluster 'half a rank' 'whole number' 'ranks_per_node 1.5\n'
 cluster 'no value' 'a key and a value' 'flops_per_s\n'
 

@@ -134,4 +134,14 @@ TEST(PlanRules, ABlockNumberPastTheLimit) {
   }
 }
 
+TEST(PlanRules, TheLargestUnitLeavesNoneForLast) {
+  const char *const block = "model.layers.1048574.self_attn.q_proj.weight";
+  const Applied alone({block});
+  ASSERT_EQ(alone.status, PLAN_OK) << alone.error.text;
+  EXPECT_EQ(alone.params.list[0].unit, MFSDP_PLAN_MAX_UNIT);
+  const Applied both({block, "lm_head.weight"});
+  EXPECT_EQ(both.status, PLAN_USAGE_ERROR);
+  EXPECT_STREQ(both.error.text, "no unit number is left for `last`");
+}
+
 } // namespace

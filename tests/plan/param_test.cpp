@@ -462,7 +462,7 @@ p[kRows].part_rows = kHuge;
 p[kRows].part_count = 2;
 }
 , MFSDP_E_ARGUMENT, {
-  "needs the 16 rows"
+  "more than 63 bits", "needs the 16 rows"
 }
 }
 , {"RowsNegative", BREAK{UNUSED;
