@@ -144,6 +144,8 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_batch(mfsdp_context *context,
   mfsdp_newton_schulz_form form;
   mfsdp__ns_layout layout;
   mfsdp__ns_run run;
+  if (backend == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: backend is NULL");
   MFSDP_TRY(mfsdp_newton_schulz_check(context, desc));
   MFSDP_TRY(mfsdp__ns_layout_of(context, desc, rows, cols, batch_count, &layout));
   if (rows == 0 || cols == 0 || batch_count == 0) return MFSDP_OK;

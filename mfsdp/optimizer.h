@@ -475,6 +475,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
   mfsdp_optimizer *optimizer;
   mfsdp_status status;
   void *memory;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: out is NULL");
   *out = NULL;
   MFSDP_TRY(mfsdp_backend_check(context, backend));
   MFSDP_TRY(mfsdp_optimizer_measure(context, desc, tensors, tensor_count, &sizes));
@@ -532,6 +533,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,
                                             const uint32_t *present) {
   int32_t j;
+  if (optimizer == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: it is NULL, needs a created one");
   if (scalars == NULL && optimizer->job_count > 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: scalars is NULL, needs %d of them",
                       (int)optimizer->group_count);

@@ -857,6 +857,18 @@ TEST_F(OptimizerRules, StepWithoutScalars) {
   expect_message("scalars is NULL, needs 2");
   EXPECT_TRUE(same_bits(tensors_.masters[0].read(), before));
 }
+TEST_F(OptimizerRules, StepOfNone) {
+  EXPECT_EQ(mfsdp_optimizer_step(&rig_.context, nullptr, rig_.queue, nullptr, nullptr),
+            MFSDP_E_ARGUMENT);
+  expect_message("optimizer: it is NULL");
+}
+TEST_F(OptimizerRules, NullOut) {
+  const mfsdp_optimizer_desc desc = groups_.desc();
+  EXPECT_EQ(mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 2,
+                                   nullptr),
+            MFSDP_E_ARGUMENT);
+  expect_message("out is NULL");
+}
 TEST_F(OptimizerRules, DestroyNull) {
   mfsdp_optimizer_destroy(&rig_.context, nullptr);
 }

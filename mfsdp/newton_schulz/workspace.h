@@ -82,6 +82,7 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_batch_workspace_nbytes(
     mfsdp_context *context, const mfsdp_newton_schulz_desc *desc, int64_t rows, int64_t cols,
     int64_t batch_count, size_t *out) {
   mfsdp__ns_layout layout;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: out is NULL");
   *out = 0;
   MFSDP_TRY(mfsdp_newton_schulz_check(context, desc));
   MFSDP_TRY(mfsdp__ns_layout_of(context, desc, rows, cols, batch_count, &layout));
