@@ -897,8 +897,8 @@ TEST_F(NewtonSchulzRules, NullPointers) {
   expect_message("out is NULL");
   EXPECT_EQ(call(4, 4, x.data(), y.data(), nullptr, workspace.count()), MFSDP_E_ARGUMENT);
   expect_message("workspace is NULL");
-  EXPECT_EQ(mfsdp_newton_schulz(&rig_.context, nullptr, rig_.queue, &desc_, 4, 4, x.data(), y.data(),
-                                workspace.data(), workspace.count()),
+  EXPECT_EQ(mfsdp_newton_schulz(&rig_.context, nullptr, rig_.queue, &desc_, 4, 4, x.data(),
+                                y.data(), workspace.data(), workspace.count()),
             MFSDP_E_ARGUMENT);
   expect_message("backend is NULL");
   EXPECT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_, 4, 4, nullptr),

@@ -864,9 +864,9 @@ TEST_F(OptimizerRules, StepOfNone) {
 }
 TEST_F(OptimizerRules, NullOut) {
   const mfsdp_optimizer_desc desc = groups_.desc();
-  EXPECT_EQ(mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 2,
-                                   nullptr),
-            MFSDP_E_ARGUMENT);
+  EXPECT_EQ(
+      mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 2, nullptr),
+      MFSDP_E_ARGUMENT);
   expect_message("out is NULL");
 }
 TEST_F(OptimizerRules, DestroyNull) {
