@@ -197,7 +197,7 @@ static void check_stream(peer *p) {
 
 /* Integers in fp32: every sum is exact, whatever the layout. */
 static void check_collective(peer *p, int owners, mfsdp_algorithm algorithm) {
-  enum { COUNT = 60000 };
+  enum { COUNT = 12000 };
   static float full[COUNT], grad[COUNT], shard[COUNT + 256];
   mfsdp_extent extents[64];
   mfsdp_layout layout;
@@ -223,7 +223,7 @@ static void check_collective(peer *p, int owners, mfsdp_algorithm algorithm) {
   layout.full_count = COUNT;
   desc.layout = &layout;
   desc.transport = &p->transport;
-  desc.chunk_nbytes = 16384; /* many messages: a buffer that is reused too soon shows */
+  desc.chunk_nbytes = 4096; /* several messages: a buffer that is reused too soon shows */
   desc.algorithm = algorithm;
   desc.kind = MFSDP_COLL_GATHER;
   desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
