@@ -211,8 +211,9 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   mfsdp_runtime *rt;
   mfsdp_status status;
   void *memory;
-  *out = NULL;
-  status = mfsdp__runtime_check(context, desc);
+  if (out != NULL) *out = NULL;
+  status = out != NULL ? mfsdp__runtime_check(context, desc)
+                       : MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: out is NULL");
   if (status == MFSDP_OK) status = mfsdp__measure(context, desc, &sizes);
   if (status != MFSDP_OK) {
     mfsdp__runtime_refuse(context, desc);

@@ -154,4 +154,23 @@ TEST(SteadyState, TheCounterSeesAllocations) {
   EXPECT_GE(count, 4u); /* one staging buffer of each rank */
 }
 
+/* A rank that has no place for its runtime is told so, the others why; then all may try again. */
+TEST(Setup, NoPlaceForTheRuntime) {
+  const Job job = test::small_job();
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Trainer t(&rank, &job, 1);
+    MFSDP_TRY(t.make_plan());
+    MFSDP_TRY(t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *, mfsdp_optimizer_desc *,
+                                 mfsdp_hyper_group *) {
+      mfsdp_runtime **place = rank.rank == 1 ? nullptr : &t.runtime;
+      must_fail(rank, mfsdp_runtime_create(&rank.context, desc, place), MFSDP_E_ARGUMENT,
+                rank.rank == 1 ? "runtime: out is NULL" : "rank 1 cannot use its description: ");
+    }));
+    MFSDP_TRY(mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+    MFSDP_TRY(t.step(0));
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 } // namespace
