@@ -3,7 +3,7 @@
 # all of it under build/. `make help` lists the targets, `make info` says what was found.
 #
 # Variables: CC CXX CPPFLAGS CFLAGS CXXFLAGS LDFLAGS MARCH=native WERROR=0|1 JOBS=2
-#            V=1 (print whole commands)
+#            V=1 (print whole commands)   UBSAN_MESSAGES=1 (test-asan says what it traps on)
 #            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   MPI_CFLAGS MPI_LIBS (any MPI-3)   GTEST_DIR (compile GoogleTest from there)
 #            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)   BENCH_ARGS
 
@@ -51,7 +51,10 @@ MATH := -fno-math-errno -ffp-contract=off
 release_FLAGS := -O3 -march=$(MARCH) $(MATH)
 # -g1: line numbers for the reports; the rest of -g costs a quarter of the compile time.
 # Not optimized: with both sanitizers gcc takes four times as long at -O1.
-asan_FLAGS := -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all $(MATH)
+# Undefined behaviour traps (SIGILL, with a stack in a debugger): its messages double the time to
+# compile. UBSAN_MESSAGES=1 has them.
+asan_FLAGS := -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
+  $(if $(filter 1,$(UBSAN_MESSAGES)),-fno-sanitize-recover=all,-fsanitize-undefined-trap-on-error) $(MATH)
 tsan_FLAGS := -Og -g1 -fno-omit-frame-pointer -fsanitize=thread $(MATH)
 # Test programs are large and run briefly: compiling them as the examples are takes twice as long.
 # What the optimizer makes of the headers is tested through the examples (tests/cli).
