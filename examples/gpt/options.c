@@ -203,6 +203,10 @@ static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (o->optimizer == GPT_OPTIMIZER_ADAMW &&
+      (o->given[GPT_OPTION_preset] || o->given[GPT_OPTION_coefficients]))
+    return gpt_fail(error, "--%s is Muon's; --optimizer adamw does not use it",
+                    o->given[GPT_OPTION_preset] ? "preset" : "coefficients");
   if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
     return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
   if (!o->checkpoint &&

@@ -76,13 +76,18 @@ extern "C" {
   X(FLAG, resume, "resume", "0", 0, 0, "", "go on from the latest checkpoint in DIR")            \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
-  X(RESERVED, preset, "preset", "", 0, 0, "", "")                                                \
-  X(RESERVED, coefficients, "coefficients", "", 0, 0, "", "")
+  X(CHOICE, preset, "preset", "jordan", 0, 0, "torch|jordan|moonlight|dion",                     \
+    "whose Muon: momentum, scale, decay, step size and coefficients")                            \
+  X(CHOICE, coefficients, "coefficients", "preset", 0, 0,                                        \
+    "preset|jordan5|you5|polar-express|polar-express-16|cans5|cubic5|deepseek-v4",               \
+    "polynomials of Muon's Newton-Schulz; preset: those of --preset")
 
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
 enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
 enum { GPT_COLLECTIVE_DIRECT = 0, GPT_COLLECTIVE_RING, GPT_COLLECTIVE_HIERARCHICAL };
+enum { GPT_PRESET_TORCH = 0, GPT_PRESET_JORDAN, GPT_PRESET_MOONLIGHT, GPT_PRESET_DION };
+enum { GPT_COEFFICIENTS_PRESET = 0 }; /* then the sets in the order of MFSDP_NS_SETS */
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
 enum {
   GPT_PLANNER_ROUND_ROBIN = 0,

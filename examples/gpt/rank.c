@@ -30,12 +30,21 @@ mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
 /* ---- what the parameters get ---- */
 
 mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
+  static const mfsdp_muon_preset presets[] = {MFSDP_MUON_TORCH, MFSDP_MUON_JORDAN,
+                                              MFSDP_MUON_MOONLIGHT, MFSDP_MUON_DION};
   const double decay = 0.01; /* torch.optim.AdamW's default */
   mfsdp_hyper_group hyper;
   if (group != GPT_GROUP_HIDDEN || options->optimizer == GPT_OPTIMIZER_ADAMW)
     return mfsdp_hyper_group_adamw(options->adamw_lr, group == GPT_GROUP_PLAIN ? 0.0 : decay);
-  hyper = mfsdp_hyper_group_muon(MFSDP_MUON_JORDAN);
-  hyper.lr = options->lr;
+  hyper = mfsdp_hyper_group_muon(presets[options->preset]);
+  /* The step size's default is jordan's; another preset brings its own. */
+  if (options->given[GPT_OPTION_lr] || options->preset == GPT_PRESET_JORDAN) hyper.lr = options->lr;
+  if (options->coefficients != GPT_COEFFICIENTS_PRESET) {
+    const mfsdp_ns_set set = (mfsdp_ns_set)options->coefficients;
+    hyper.muon.newton_schulz.coefficients =
+        mfsdp_ns_set_rows(set, &hyper.muon.newton_schulz.coefficient_count);
+    hyper.muon.newton_schulz.step_count = mfsdp_ns_set_steps(set);
+  }
   return hyper;
 }
 

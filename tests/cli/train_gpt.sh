@@ -42,6 +42,7 @@ split_test 'muon tied, no clip' --optimizer muon --clip 0 --tied
 split_test 'adamw clipped' --optimizer adamw --clip 0.5
 split_test 'round robin' --planner round-robin --clip 0.5
 split_test 'role greedy' --planner role-greedy --clip 0.5
+split_test 'dion, other coefficients' --preset dion --coefficients deepseek_v4 --clip 0.5
 split_test 'bf16' --dtype bf16 --clip 0.5
 split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
 
@@ -169,7 +170,7 @@ done
 check 'the data is as it was' "$(cksum <"$work/text")" "$before"
 refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
-for name in device strategy preset coefficients; do
+for name in device strategy; do
   refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
 done
 $program --help >"$work/out" 2>"$work/err"

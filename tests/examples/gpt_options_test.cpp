@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "examples/gpt/options.h"
+#include "mfsdp/muon.h"
 
 #include "tests/examples/gpt_test.h"
 
@@ -150,11 +151,32 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
-  for (const char *name : {"--device", "--strategy", "--preset", "--coefficients"}) {
+  for (const char *name : {"--device", "--strategy"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
   }
+}
+
+/* The lists are in the library's order, whose numbers rank.c takes them for. */
+TEST(GptOptions, MuonsNames) {
+  for (int preset = MFSDP_MUON_NONE + 1; preset < MFSDP_MUON_END; ++preset)
+    EXPECT_EQ(Parse({"--data", "t", "--preset",
+                     mfsdp_muon_preset_name(static_cast<mfsdp_muon_preset>(preset))})
+                  .options.preset,
+              preset - 1);
+  for (int set = MFSDP_NS_SET_NONE + 1; set < MFSDP_NS_SET_END; ++set)
+    EXPECT_EQ(
+        Parse({"--data", "t", "--coefficients", mfsdp_ns_set_name(static_cast<mfsdp_ns_set>(set))})
+            .options.coefficients,
+        set);
+  EXPECT_EQ(Parse({"--data", "t"}).options.preset, GPT_PRESET_JORDAN);
+  EXPECT_EQ(Parse({"--data", "t"}).options.coefficients, GPT_COEFFICIENTS_PRESET);
+  EXPECT_ERROR("--preset is Muon's", "--data", "t", "--optimizer", "adamw", "--preset", "dion");
+  EXPECT_ERROR("--coefficients is Muon's", "--data", "t", "--optimizer", "adamw", "--coefficients",
+               "you5");
+  EXPECT_ERROR("--preset 'adam' is unknown; choose one of: torch, jordan, moonlight, dion",
+               "--data", "t", "--preset", "adam");
 }
 
 TEST(GptOptions, TransportIsWhatTheBuildHas) {
