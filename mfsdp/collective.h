@@ -271,6 +271,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   mfsdp_status status;
   size_t workspace_nbytes = 0;
   void *memory;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "collective: out is NULL");
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
@@ -426,6 +427,7 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
 MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *shard, void *full) {
   mfsdp__coll_run run;
+  if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "gather: coll is NULL");
   if (coll->kind != MFSDP_COLL_GATHER)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a reduce, not a gather", coll->label);
   if ((coll->segment_count > 0 && shard == NULL) || (coll->full_count > 0 && full == NULL))
@@ -451,6 +453,7 @@ MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mf
                                     const void *full, float *accumulator, int32_t first,
                                     void *workspace) {
   mfsdp__coll_run run;
+  if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "reduce: coll is NULL");
   if (coll->kind != MFSDP_COLL_REDUCE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a gather, not a reduce", coll->label);
   if ((coll->full_count > 0 && full == NULL) || (coll->segment_count > 0 && accumulator == NULL) ||

@@ -967,6 +967,18 @@ TEST_F(CollectiveRules, NullDesc) {
   EXPECT_EQ(mfsdp_coll_create(&context_, nullptr, &coll_), MFSDP_E_ARGUMENT);
   expect_message("desc is NULL");
 }
+TEST_F(CollectiveRules, NullOut) {
+  EXPECT_EQ(mfsdp_coll_create(&context_, &desc_, nullptr), MFSDP_E_ARGUMENT);
+  expect_message("out is NULL");
+}
+TEST_F(CollectiveRules, RunsOfNone) {
+  float value = 0.0f;
+  EXPECT_EQ(mfsdp_gather(&context_, nullptr, nullptr, &value, &value), MFSDP_E_ARGUMENT);
+  expect_message("gather: coll is NULL");
+  EXPECT_EQ(mfsdp_reduce(&context_, nullptr, nullptr, &value, &value, 1, nullptr),
+            MFSDP_E_ARGUMENT);
+  expect_message("reduce: coll is NULL");
+}
 TEST_F(CollectiveRules, OtherSize) {
   desc_.struct_nbytes = 9;
   refused("struct_nbytes is not");
