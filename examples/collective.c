@@ -25,7 +25,9 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
                          COUNT}; /* owner, place in the buffer, in the shard, counts */
   mfsdp_layout layout = {sizeof(layout), &extent, 1, RANKS, MFSDP_F32, COUNT};
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
-  float shard[COUNT] = {0, 1, 2, 3, 4, 5, 6, 7}, full[COUNT], sum[COUNT], workspace[RANKS * 65536];
+  float shard[COUNT] = {0, 1, 2, 3, 4, 5, 6, 7}, full[COUNT], sum[COUNT];
+  const mfsdp_backend *backend = transport->backend;
+  mfsdp_buffer workspace;
   mfsdp_coll *gather = NULL, *reduce = NULL;
   desc.layout = &layout;
   desc.transport = transport;
@@ -35,9 +37,12 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
   desc.kind = MFSDP_COLL_REDUCE;
   desc.traffic = MFSDP_TRAFFIC_REDUCE;
   MFSDP_TRY(mfsdp_coll_create(context, &desc, &reduce));
+  MFSDP_TRY(mfsdp_buffer_alloc(context, backend, mfsdp_coll_workspace_nbytes(reduce),
+                               MFSDP_SPACE_DEVICE, MFSDP_MEMORY_WORKSPACE, &workspace));
   MFSDP_TRY(mfsdp_gather(context, gather, queue, shard, full)); /* queues run inline here */
-  MFSDP_TRY(mfsdp_reduce(context, reduce, queue, full, sum, 1, workspace));
+  MFSDP_TRY(mfsdp_reduce(context, reduce, queue, full, sum, 1, workspace.data));
   if (transport->rank == 1) printf("rank 1: sum over %d ranks of element 7 is %g\n", RANKS, sum[7]);
+  mfsdp_buffer_free(context, backend, &workspace);
   mfsdp_coll_destroy(context, reduce);
   mfsdp_coll_destroy(context, gather);
   return MFSDP_OK;

@@ -13,3 +13,4 @@ expect() { # PROGRAM TEXT
 expect plan_only '^down  \[64,256\]  unit 1  matrix whole -> 1 matrix  group 0  owner 1'
 expect newton_schulz 'near the identity'
 expect collective 'sum over 3 ranks of element 7 is 21'
+expect optimizer '^loss after 200 steps: [0-5]\.[0-9]$' # from some 200
