@@ -61,16 +61,17 @@ MFSDP_API mfsdp_status mfsdp__ck_prepare(mfsdp_checkpoint *ck, mfsdp__ck_save *s
 MFSDP_API mfsdp_status mfsdp__ck_check_token(mfsdp_checkpoint *ck, const mfsdp__ck_save *save) {
   const mfsdp__ck_path path = mfsdp__ck_path_of(ck, save->attempt, MFSDP__CK_TOKEN_FILE);
   mfsdp_io_file *file = NULL;
+  char why[96]; /* the context's own message cannot go into itself */
   uint64_t token = 0;
   mfsdp_status status = mfsdp_io_open(ck->context, &ck->io, path.text, MFSDP_IO_READ, &file);
   if (status == MFSDP_OK)
     status = mfsdp_io_read(ck->context, &ck->io, file, path.text, 0, sizeof(token), &token);
   status = mfsdp_io_close(ck->context, &ck->io, file, path.text, status);
   if (status == MFSDP_OK && token == save->token) return MFSDP_OK;
+  (void)snprintf(why, sizeof(why), "%.90s",
+                 status == MFSDP_OK ? "another token" : ck->context->error.message);
   return MFSDP_FAIL(ck->context, MFSDP_E_IO,
-                    "%.120s is not the folder that rank 0 made: all ranks need one file system "
-                    "(%.80s)",
-                    path.text, status == MFSDP_OK ? "another token" : ck->context->error.message);
+                    "not the folder that rank 0 made; all ranks need one file system (%s)", why);
 }
 
 /* Brings `nbytes` from where the runtime has them to the stage. */

@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: MIT */
+/* Checkpoints on a model of a disk: the same bytes from every world, resumed runs against the oracle,
+ * and old or new after a crash at every call. */
+#include "mfsdp/checkpoint.h"
+
+#include "runtime/runtime_rig.h"
+#include "support/model_disk.h"
+
+#include "mfsdp/posix/io_posix.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+
+namespace {
+
+using test::Crash;
+using test::Expected;
+using test::Job;
+using test::ModelDisk;
+using test::Rank;
+using test::require;
+using test::Trainer;
+
+/* A trainer with its checkpoint. */
+struct Saver {
+  Saver(Rank *rank, const Job *job, int32_t micro_batches, ModelDisk *disk)
+      : trainer(rank, job, micro_batches), io(disk->io()), desc(mfsdp_checkpoint_desc_default()) {
+    desc.io = &io;
+    desc.folder = "run";
+    desc.stage_nbytes = 1024; /* several parts for most runs */
+  }
+  ~Saver() { mfsdp_checkpoint_destroy(checkpoint); }
+  mfsdp_status create() {
+    MFSDP_TRY(trainer.create());
+    return mfsdp_checkpoint_create(trainer.runtime, &desc, &checkpoint);
+  }
+  mfsdp_status save() {
+    const mfsdp_safetensors_pair mine = {"mine", "1"};
+    return mfsdp_checkpoint_save(checkpoint, &mine, 1);
+  }
+  mfsdp_status load() {
+    loaded = mfsdp_checkpoint_loaded_default();
+    return mfsdp_checkpoint_load(checkpoint, &how, &loaded);
+  }
+  mfsdp_status destroy() {
+    mfsdp_checkpoint_destroy(checkpoint);
+    checkpoint = nullptr;
+    return trainer.destroy();
+  }
+  Trainer trainer;
+  mfsdp_io io;
+  mfsdp_checkpoint_desc desc;
+  mfsdp_checkpoint *checkpoint = nullptr;
+  mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
+  mfsdp_checkpoint_loaded loaded;
+};
+
+constexpr int32_t kBlocks = 24;
+/* Sanitizers need ten times as long: every eighth call there, with another start in each test. */
+constexpr int64_t kStride = MFSDP_TEST_SANITIZER ? 8 : 1;
+
+Job roomy(Job job) {
+  job.max_micro_batches = kBlocks;
+  return job;
+}
+Job mixed_job() {
+  return roomy(test::mixed_job());
+}
+Job small_job() {
+  return roomy(test::small_job());
+}
+
+/* Trains `steps` from nothing and saves. */
+std::string train_and_save(const Job &job, int32_t world, int64_t steps, ModelDisk *disk,
+                           int64_t max_file_nbytes = 1 << 30) {
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
+    Saver s(&rank, &job, kBlocks / world, disk);
+    s.desc.max_file_nbytes = max_file_nbytes;
+    MFSDP_TRY(s.create());
+    for (int64_t step = 0; step < steps; ++step)
+      MFSDP_TRY(s.trainer.step(step));
+    MFSDP_TRY(s.save());
+    return s.destroy();
+  });
+  return result.ok() ? "" : result.text();
+}
+
+/* Loads in a new runtime, trains on, and compares with a run that was never interrupted. */
+std::string load_and_train(const Job &job, int32_t world, int64_t step, const Expected &expected,
+                           ModelDisk *disk) {
+  std::atomic<int64_t> read(0), owned(0);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
+    Saver s(&rank, &job, kBlocks / world, disk);
+    int32_t count = 0;
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    require(s.loaded.progress.step == step, "loaded another step");
+    /* Exactly what it owns: one fp32 (or frozen) value and the states. */
+    const mfsdp_optimizer_state *states =
+        mfsdp_optimizer_states(mfsdp_runtime_optimizer(s.trainer.runtime), &count);
+    for (int32_t i = 0; i < count; ++i)
+      owned += states[i].count * 4;
+    mfsdp_owned own = mfsdp_owned_default();
+    while (mfsdp_owned_next(s.trainer.runtime, &own))
+      owned += own.count * static_cast<int64_t>(mfsdp_dtype_nbytes(own.dtype));
+    read += s.loaded.data_nbytes;
+    for (int64_t i = step; i < expected.count(); ++i) {
+      MFSDP_TRY(s.trainer.step(i));
+      s.trainer.compare(expected, i);
+    }
+    return s.destroy();
+  });
+  if (!result.ok()) return "world " + std::to_string(world) + ": " + result.text();
+  return read == owned ? "" : "read " + std::to_string(read) + ", owns " + std::to_string(owned);
+}
+
+/* What a new process loads: the step, or -1; the hash of all parameters as one rank sees them. */
+struct Found {
+  int64_t step = -1;
+  uint64_t hash = 0;
+  std::string error;
+  bool operator<(const Found &other) const {
+    return step != other.step ? step < other.step : hash < other.hash;
+  }
+};
+
+Found look(const Job &job, ModelDisk *disk, int32_t world = 1) {
+  Found found;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
+    uint64_t hash = 0;
+    Saver s(&rank, &job, 2, disk);
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    MFSDP_TRY(s.trainer.hash(&hash));
+    if (rank.rank == 0) {
+      found.hash = hash;
+      found.step = s.loaded.progress.step;
+    }
+    return s.destroy();
+  });
+  if (!result.ok()) found.error = result.text();
+  return found;
+}
+
+Job dtype_job(mfsdp_dtype compute, mfsdp_dtype grad) {
+  Job job = mixed_job();
+  test::set_dtypes(&job.model, -1, compute, grad, compute);
+  return job;
+}
+
+/* FAULTS c4, c5, c6, d9: every role and view, empty and tied tensors, all state and gradient types. */
+TEST(Checkpoint, EveryWorldGoesOnWithTheSameBits) {
+  const mfsdp_dtype dtypes[][2] = {
+      {MFSDP_F32, MFSDP_F32}, {MFSDP_BF16, MFSDP_BF16}, {MFSDP_F16, MFSDP_F32}};
+  for (const auto &d : dtypes) {
+    Job job = dtype_job(d[0], d[1]);
+    const Expected expected(job, kBlocks, 4);
+    ModelDisk first;
+    ASSERT_EQ(train_and_save(job, 3, 2, &first, 20000), "");
+    for (int32_t world : {1, 2, 4, 8}) {
+      ModelDisk other;
+      job.planner = world == 2 ? MFSDP_PLANNER_ROUND_ROBIN : MFSDP_PLANNER_BALANCED;
+      ASSERT_EQ(train_and_save(job, world, 2, &other, 20000), "");
+      EXPECT_EQ(first.files(), other.files()) << "saved by " << world;
+      EXPECT_EQ(load_and_train(job, world, 2, expected, &first), "");
+    }
+    for (int32_t world : {7, 9})
+      EXPECT_EQ(look(job, &first, world).hash, look(job, &first).hash) << "loaded by " << world;
+  }
+}
+
+TEST(Checkpoint, FilesAreReadableAndCutAtTheLimit) {
+  const Job job = mixed_job();
+  ModelDisk whole, cut;
+  ASSERT_EQ(train_and_save(job, 2, 1, &whole), "");
+  ASSERT_EQ(train_and_save(job, 2, 1, &cut, 20000), "");
+  const auto files = whole.files();
+  EXPECT_EQ(files.count("run/step-1/model.safetensors"), 1u);
+  EXPECT_EQ(files.count("run/step-1/model.safetensors.index.json"), 1u);
+  EXPECT_EQ(files.count("run/step-1/optimizer.momentum.safetensors"), 1u);
+  EXPECT_EQ(files.count("run/step-1/optimizer.exp_avg.safetensors"), 1u);
+  EXPECT_EQ(files.count("run/step-1/optimizer.master.safetensors"), 0u); /* all fp32 */
+  EXPECT_EQ(files.at("run/latest"), "step-1\n");
+  EXPECT_EQ(files.count("run/step-1/token"), 0u);
+  int parts = 0;
+  for (const auto &file : cut.files())
+    if (file.first.find("model-0000") != std::string::npos) ++parts;
+  EXPECT_GT(parts, 2);
+  /* A state under its key, with the parameter's shape. */
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  const std::string &bytes = files.at("run/step-1/optimizer.momentum.safetensors");
+  const mfsdp_safetensors_source source =
+      mfsdp_safetensors_source_memory("momentum", bytes.data(), bytes.size());
+  mfsdp_safetensors *file = nullptr;
+  ASSERT_EQ(mfsdp_safetensors_create(&context, &source, &file, nullptr), MFSDP_OK);
+  const mfsdp_safetensors_tensor *t = mfsdp_safetensors_find(file, "qkv.momentum");
+  ASSERT_NE(t, nullptr);
+  EXPECT_EQ(t->shape[0] * 1000 + t->shape[1], 36020);
+  mfsdp_safetensors_destroy(&context, file);
+  EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK);
+}
+
+/* ---- crashes ---- */
+
+/* Saves step 1, and then with `spoil` armed the step that comes after `more` steps (0: again). */
+struct Outcome {
+  mfsdp_status status[2];
+  std::string message[2];
+  int64_t calls;
+};
+
+Outcome save_twice(const Job &job, ModelDisk *disk, int64_t more, int32_t keep_last,
+                   const std::function<void()> &spoil) {
+  Outcome outcome;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, disk);
+    s.desc.keep_last = keep_last;
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.trainer.step(0));
+    MFSDP_TRY(s.save());
+    for (int64_t i = 0; i < more; ++i)
+      MFSDP_TRY(s.trainer.step(1 + i));
+    MFSDP_TRY(rank.barrier());
+    if (rank.rank == 0) spoil();
+    MFSDP_TRY(rank.barrier());
+    outcome.status[rank.rank] = s.save();
+    outcome.message[rank.rank] = mfsdp_context_error(&rank.context)->message;
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+  outcome.calls = disk->calls();
+  return outcome;
+}
+
+/* FAULTS c1, c2, c3, c9. */
+void crash_everywhere(int64_t more, int32_t keep_last) {
+  const Job job = small_job();
+  ModelDisk sound;
+  const Outcome whole = save_twice(job, &sound, more, keep_last, [&] { sound.fail_at(0); });
+  ASSERT_EQ(whole.status[0], MFSDP_OK) << whole.message[0];
+  sound.crash(Crash::kLoseUnsynced, 1); /* what is promised is durable */
+  const Found after = look(job, &sound);
+  ASSERT_EQ(after.step, 1 + more) << after.error;
+  std::set<Found> seen;
+  for (int64_t n = 1 + more % kStride; n <= whole.calls; n += kStride)
+    for (int kind = 0; kind < 4; ++kind) {
+      ModelDisk disk;
+      (void)save_twice(job, &disk, more, keep_last, [&] { disk.die_at(n); });
+      disk.crash(kind == 0   ? Crash::kKeepAll
+                 : kind == 1 ? Crash::kLoseUnsynced
+                             : Crash::kAnyOfUnsynced,
+                 static_cast<uint64_t>(1000 * n + kind));
+      const Found found = look(job, &disk);
+      ASSERT_EQ(found.error, "") << "call " << n << ", crash " << kind;
+      seen.insert(found);
+      if (kind != 0) continue;
+      /* And the next process saves over what is left. */
+      const Outcome again = save_twice(job, &disk, more, keep_last, [] {});
+      ASSERT_EQ(again.status[0], MFSDP_OK) << "call " << n << ": " << again.message[0];
+      for (const auto &file : disk.files()) {
+        ASSERT_EQ(file.first.find(".attempt"), std::string::npos) << file.first;
+        ASSERT_EQ(file.first.find(".old"), std::string::npos) << file.first;
+      }
+    }
+  /* Old or new, nothing else. */
+  EXPECT_GT(whole.calls, 80);
+  EXPECT_EQ(seen.size(), more > 0 ? 2u : 1u);
+  EXPECT_EQ(seen.count(after), 1u);
+}
+
+TEST(Checkpoint, AfterACrashAtEveryCallTheOldOrTheNewOneLoads) {
+  crash_everywhere(1, 1);
+}
+TEST(Checkpoint, TheSameWhenAStepIsSavedAgain) {
+  crash_everywhere(0, 0);
+}
+
+TEST(Checkpoint, EachCallThatFailsIsAnErrorOnEveryRankAndLosesNothing) {
+  const Job job = small_job();
+  int64_t failed = 0, calls = 1;
+  for (int64_t n = 1; n <= calls; ++n) {
+    ModelDisk disk;
+    const Outcome outcome = save_twice(job, &disk, 1, 1, [&] { disk.fail_at(n); });
+    EXPECT_EQ(outcome.status[0], outcome.status[1]) << "call " << n;
+    if (outcome.status[0] != MFSDP_OK) {
+      ++failed;
+      EXPECT_EQ(outcome.status[0], MFSDP_E_IO) << "call " << n;
+      EXPECT_EQ(outcome.message[0], outcome.message[1]);
+      EXPECT_NE(outcome.message[0].find("planned"), std::string::npos) << outcome.message[0];
+    }
+    if (n == 1) {
+      ModelDisk sound;
+      calls = save_twice(job, &sound, 1, 1, [&] { sound.fail_at(0); }).calls;
+    }
+    disk.crash(Crash::kKeepAll, 1);
+    EXPECT_EQ(look(job, &disk).error, "") << "call " << n;
+  }
+  EXPECT_GE(failed, calls - 1); /* the lock's own close has nothing to lose */
+  EXPECT_GT(calls, 50);
+}
+
+TEST(Checkpoint, ShortAndInterruptedTransfersChangeNothing) {
+  const Job job = mixed_job();
+  const Expected expected(job, kBlocks, 2);
+  ModelDisk plain, cut;
+  cut.set_short(true);
+  ASSERT_EQ(train_and_save(job, 2, 1, &plain), "");
+  ASSERT_EQ(train_and_save(job, 2, 1, &cut), "");
+  EXPECT_EQ(plain.files(), cut.files());
+  EXPECT_EQ(load_and_train(job, 3, 1, expected, &cut), "");
+}
+
+/* FAULTS c9 too: what was loaded is saved over itself, byte for byte. */
+TEST(Checkpoint, KeepLastNeverRemovesWhatLatestNames) {
+  const Job job = small_job();
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  const std::string before = disk.files().at("run/step-1/model.safetensors");
+  ASSERT_EQ(train_and_save(job, 2, 2, &disk), "");
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, &disk);
+    s.desc.keep_last = 1;
+    s.how.name = "step-1";
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    MFSDP_TRY(s.save());
+    return s.destroy();
+  });
+  ASSERT_TRUE(result.ok()) << result.text();
+  EXPECT_EQ(disk.files().at("run/step-1/model.safetensors"), before);
+  EXPECT_EQ(disk.files().at("run/latest"), "step-1\n");
+  EXPECT_EQ(disk.files().count("run/step-2/model.safetensors"), 0u);
+  EXPECT_EQ(look(job, &disk).step, 1);
+}
+
+/* ---- ranks that do not agree ---- */
+
+TEST(Checkpoint, RanksThatDoNotSeeTheSameFolderAreTold) {
+  const Job job = small_job();
+  ModelDisk disks[2];
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, &disks[rank.rank]);
+    MFSDP_TRY(s.create());
+    test::must_fail(rank, s.save(), MFSDP_E_IO, "all ranks need one file system");
+    test::must_fail(rank, s.save(), MFSDP_E_IO, "rank 1");
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Checkpoint, TwoWritersOneGetsAnErrorAndTouchesNothing) {
+  const Job job = small_job();
+  ModelDisk disk;
+  mfsdp_io io = disk.io();
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  mfsdp_io_file *lock = nullptr;
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  const auto before = disk.files();
+  ASSERT_EQ(mfsdp_io_lock(&context, &io, "run/lock", &lock), MFSDP_OK);
+  EXPECT_NE(train_and_save(job, 2, 2, &disk).find("someone else has it"), std::string::npos);
+  EXPECT_EQ(disk.files(), before);
+  EXPECT_EQ(mfsdp_io_close(&context, &io, lock, "run/lock", MFSDP_OK), MFSDP_OK);
+  EXPECT_EQ(train_and_save(job, 2, 2, &disk), "");
+}
+
+/* ---- what may differ ---- */
+
+/* Saved from `from`, loaded into `into`; what the load says. */
+std::string load_other(const Job &from, const Job &into,
+                       const std::function<void(Saver &)> &change = nullptr,
+                       const std::function<void(Saver &)> &check = nullptr) {
+  ModelDisk disk;
+  const std::string saved = train_and_save(from, 2, 1, &disk);
+  if (!saved.empty()) return saved;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(into, 2), [&](Rank &rank) {
+    Saver s(&rank, &into, 1, &disk);
+    MFSDP_TRY(s.create());
+    if (change) change(s);
+    MFSDP_TRY(s.load());
+    if (check) check(s);
+    return s.destroy();
+  });
+  return result.ok() ? "" : result.text();
+}
+
+bool says(const std::string &text, const std::string &part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Checkpoint, StrictUnlessAsked) {
+  Job small = small_job(), more = small, wide = small, half = small;
+  more.model.tensors.push_back(ref::matrix("extra", 2, 4, 4));
+  wide.model.tensors[1] = ref::matrix("a", 1, 10, 12);
+  test::set_dtypes(&half.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+  EXPECT_TRUE(says(load_other(small, more), "'extra' is missing (in all 2 missing"));
+  EXPECT_TRUE(says(load_other(more, small), "'extra' is not expected"));
+  EXPECT_TRUE(says(load_other(small, wide), "'a' has another shape"));
+  EXPECT_TRUE(says(load_other(small, half), "has another dtype"));
+  EXPECT_TRUE(says(load_other(half, small), "has another dtype"));
+  EXPECT_EQ(load_other(
+                small, more, [](Saver &s) { s.how.allow_missing = 1; },
+                [](Saver &s) { require(s.loaded.missing_count == 2, "missing_count"); }),
+            "");
+  EXPECT_EQ(load_other(more, small, [](Saver &s) { s.how.allow_unexpected = 1; }), "");
+  EXPECT_EQ(load_other(small, half, [](Saver &s) { s.how.convert = 1; }), "");
+  EXPECT_EQ(load_other(half, small, [](Saver &s) { s.how.convert = 1; }), "");
+  EXPECT_EQ(load_other(
+                small, small, [](Saver &s) { s.how.weights_only = 1; },
+                [](Saver &s) { require(s.loaded.progress.step == 0, "step"); }),
+            "");
+  EXPECT_TRUE(says(load_other(small, small, [](Saver &s) { s.how.name = "step-7"; }), "step-7"));
+}
+
+/* FAULTS c7: what is wrong with a file is said, whatever rank finds it. */
+TEST(Checkpoint, DamagedFilesAreRefused) {
+  const Job job = small_job();
+  const char *const names[] = {"model.safetensors", "optimizer.exp_avg.safetensors",
+                               "model.safetensors.index.json", "state.safetensors"};
+  for (const char *name : names) {
+    ModelDisk disk;
+    ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+    std::string *bytes = disk.bytes(std::string("run/step-1/") + name);
+    ASSERT_NE(bytes, nullptr) << name;
+    bytes->resize(bytes->size() - 9);
+    EXPECT_NE(look(job, &disk).error, "") << name;
+  }
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  *disk.bytes("run/latest") = "../../etc\n";
+  EXPECT_TRUE(says(look(job, &disk).error, "does not hold a name"));
+}
+
+TEST(Checkpoint, WrongCalls) {
+  const Job job = small_job();
+  ModelDisk disk;
+  EXPECT_EQ(
+      test::survives(job, 2, 1,
+                     [&](Rank &rank, Trainer &trainer) {
+                       mfsdp_io io = disk.io();
+                       mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
+                       mfsdp_checkpoint *ck = nullptr;
+                       const auto fails = [&](const char *text) {
+                         test::must_fail(rank, mfsdp_checkpoint_create(trainer.runtime, &desc, &ck),
+                                         MFSDP_E_ARGUMENT, text);
+                       };
+                       fails("io: NULL");
+                       desc.io = &io;
+                       fails("folder is NULL");
+                       desc.folder = "run";
+                       desc.max_file_nbytes = 0;
+                       fails("max_file_nbytes is 0");
+                       desc.max_file_nbytes = 1;
+                       desc.stage_nbytes = 1;
+                       fails("stage_nbytes is 1");
+                       desc.stage_nbytes = 64;
+                       MFSDP_TRY(mfsdp_checkpoint_create(trainer.runtime, &desc, &ck));
+                       mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
+                       mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
+                       how.name = "../step-1";
+                       test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded),
+                                       MFSDP_E_ARGUMENT, "needs one like step-12");
+                       test::must_fail(rank, mfsdp_checkpoint_save(ck, nullptr, 2),
+                                       MFSDP_E_ARGUMENT, "2 strings");
+                       const mfsdp_safetensors_pair ours = {"step", "1"};
+                       test::must_fail(rank, mfsdp_checkpoint_save(ck, &ours, 1), MFSDP_E_ARGUMENT,
+                                       "'step' of the metadata is there twice");
+                       MFSDP_TRY(mfsdp_checkpoint_save(ck, nullptr, 0));
+                       mfsdp_checkpoint_destroy(ck);
+                       return MFSDP_OK;
+                     }),
+      "");
+}
+
+/* The real one: what the model promises, in a folder of the system. */
+TEST(Checkpoint, PosixFiles) {
+  char folder[] = "/tmp/mfsdp_checkpoint_XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/a", other = std::string(folder) + "/b";
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  const mfsdp_io io = mfsdp_io_posix();
+  mfsdp_io_file *file = nullptr, *lock = nullptr, *second = nullptr;
+  char data[4] = "";
+  int64_t nbytes = 0;
+  int32_t existed = 0;
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_check(&context, &io), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_open(&context, &io, path.c_str(), MFSDP_IO_READ, &file), MFSDP_E_IO);
+  EXPECT_STREQ(mfsdp_context_error(&context)->message,
+               ("open " + path + ": no such file or folder").c_str());
+  ASSERT_EQ(mfsdp_io_open(&context, &io, path.c_str(), MFSDP_IO_CREATE, &file), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_write(&context, &io, file, path.c_str(), 2, 3, "xyz"), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_sync(&context, &io, file, path.c_str()), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_close(&context, &io, file, path.c_str(), MFSDP_OK), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_rename(&context, &io, path.c_str(), other.c_str()), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_sync_folder(&context, &io, folder), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_open(&context, &io, other.c_str(), MFSDP_IO_READ, &file), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_size(&context, &io, file, other.c_str(), &nbytes), MFSDP_OK);
+  EXPECT_EQ(nbytes, 5);
+  EXPECT_EQ(mfsdp_io_read(&context, &io, file, other.c_str(), 1, 4, data), MFSDP_OK);
+  EXPECT_EQ(std::string(data, 4), std::string("\0xyz", 4));
+  EXPECT_EQ(mfsdp_io_read(&context, &io, file, other.c_str(), 3, 4, data), MFSDP_E_FORMAT);
+  EXPECT_EQ(mfsdp_io_close(&context, &io, file, other.c_str(), MFSDP_OK), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_make_folder(&context, &io, folder, &existed), MFSDP_OK);
+  EXPECT_EQ(existed, 1);
+  EXPECT_EQ(mfsdp_io_make_folder(&context, &io, other.c_str(), nullptr), MFSDP_E_IO);
+  ASSERT_EQ(mfsdp_io_lock(&context, &io, path.c_str(), &lock), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_lock(&context, &io, path.c_str(), &second), MFSDP_E_STATE);
+  EXPECT_EQ(mfsdp_io_close(&context, &io, lock, path.c_str(), MFSDP_OK), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_lock(&context, &io, path.c_str(), &lock), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_close(&context, &io, lock, path.c_str(), MFSDP_OK), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_remove(&context, &io, folder), MFSDP_E_IO); /* not empty */
+  EXPECT_EQ(mfsdp_io_remove(&context, &io, path.c_str()), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_remove(&context, &io, other.c_str()), MFSDP_OK);
+  EXPECT_EQ(mfsdp_io_remove(&context, &io, folder), MFSDP_OK);
+}
+
+} // namespace
