@@ -44,6 +44,9 @@ MFSDP_API mfsdp_status mfsdp_runtime_progress(mfsdp_runtime *rt, mfsdp_progress 
   return MFSDP_OK;
 }
 
+/* So that no count overflows in the steps that follow. */
+#define MFSDP__MOST_STEPS (INT64_C(1) << 53)
+
 MFSDP_API mfsdp_status mfsdp__resume_check(mfsdp_runtime *rt, const mfsdp_progress *p) {
   const double largest = rt->scaling.initial > 0.0 ? rt->scaling.largest : 1.0;
   const double smallest = rt->scaling.initial > 0.0 ? MFSDP__SMALLEST_LOSS_SCALE : 1.0;
@@ -55,11 +58,12 @@ MFSDP_API mfsdp_status mfsdp__resume_check(mfsdp_runtime *rt, const mfsdp_progre
   if (rt->in_step) return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "resume: a step is open");
   if (p->applied_steps < 0 || p->skipped_steps < 0 || p->steps_since_skip < 0 ||
       p->steps_since_skip > p->applied_steps || p->step < p->applied_steps ||
-      p->step - p->applied_steps != p->skipped_steps)
+      p->step > MFSDP__MOST_STEPS || p->step - p->applied_steps != p->skipped_steps)
     return MFSDP_FAIL(
         rt->context, MFSDP_E_ARGUMENT,
         "resume: %lld steps, %lld applied, %lld skipped, %lld since a skip; the first needs to be "
-        "the sum of the next two, the last at most the applied ones, none negative",
+        "the sum of the next two and at most 2^53, the last at most the applied ones, none "
+        "negative",
         (long long)p->step, (long long)p->applied_steps, (long long)p->skipped_steps,
         (long long)p->steps_since_skip);
   if (!(p->loss_scale >= smallest) || !(p->loss_scale <= largest))

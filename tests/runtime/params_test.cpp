@@ -183,6 +183,14 @@ TEST(Progress, WrongCallsAndCounts) {
         must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT,
                   std::to_string(value));
       }
+    for (const int64_t all : {(INT64_C(1) << 53) + 1, INT64_MAX}) { /* a later step overflows */
+      bad = now;
+      bad.step = bad.applied_steps = bad.steps_since_skip = all;
+      must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT, "at most 2^53");
+      bad.applied_steps = bad.steps_since_skip = 1;
+      bad.skipped_steps = all - 1;
+      must_fail(rank, mfsdp_runtime_resume(t.runtime, &bad), MFSDP_E_ARGUMENT, "at most 2^53");
+    }
     for (const double scale : {0.0, -1.0, 2.0, std::nan(""), HUGE_VAL}) {
       bad = now;
       bad.loss_scale = scale;
