@@ -159,7 +159,8 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "acquire unit %d: unknown use %d", (int)unit,
                       (int)use);
   MFSDP_TRY(mfsdp__unit_room(rt, unit, u));
-  u->kept = u->keeps[use];
+  if (use != MFSDP_USE_EVALUATE) /* between forward and backward it must not move what is kept */
+    u->kept = u->keeps[use];
   MFSDP__RUNTIME_TRY(rt, mfsdp__unit_acquire_all(rt, unit, use));
   ++u->own_acquires;
   return MFSDP_OK;

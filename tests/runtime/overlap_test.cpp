@@ -395,7 +395,7 @@ TEST(Acquire, RecomputationInsideBackward) {
   }
 }
 
-/* Kept units stay where they are from forward to backward. */
+/* Kept units stay where they are from forward to backward, also when evaluated in between. */
 TEST(Acquire, KeptUnitsDoNotMove) {
   const Job job = plain_job();
   for (const int32_t prefetch : {0, 2}) {
@@ -413,6 +413,10 @@ TEST(Acquire, KeptUnitsDoNotMove) {
           MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_FORWARD));
           for (int32_t i : job.model.unit_tensors(u))
             at.push_back(mfsdp_unit_param(t.runtime, i));
+          MFSDP_TRY(mfsdp_unit_release(t.runtime, u));
+        }
+        for (const int32_t u : {3, 1}) {
+          MFSDP_TRY(mfsdp_unit_acquire(t.runtime, u, MFSDP_USE_EVALUATE));
           MFSDP_TRY(mfsdp_unit_release(t.runtime, u));
         }
         for (int32_t u = 5; u-- > 0;) {
