@@ -52,6 +52,17 @@ for name in muon bf16 adamw; do
     check "$name: 4 -> $ranks ranks: the same bytes" "$(head -n 1 "$work/diff")" ''
   done
 done
+# ---- another tool reads it ----
+if command -v python3 >/dev/null 2>&1; then
+  check 'plain Python reads a parameter' \
+    "$(python3 examples/read_tensor.py "$work/muon/step-6" wte.weight | cut -d ' ' -f 1-3)" 'F32 [256, 32]'
+  check 'plain Python reads a state' \
+    "$(python3 examples/read_tensor.py "$work/muon/step-6" blocks.0.attn.qkv.weight.momentum \
+      --set optimizer.momentum | cut -d ' ' -f 1-3)" 'F32 [96, 32]'
+else
+  echo 'skip checkpoint: plain Python (no python3)'
+fi
+
 # ---- keep-last ----
 train 2 "$work/keep" --save-every 1 --keep-last 2
 check 'keep-last 2' "$(cd "$work/keep" && echo ./*)" './latest ./lock ./step-5 ./step-6'

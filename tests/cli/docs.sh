@@ -49,6 +49,10 @@ given() {
     header=mfsdp/optimizer.h
     parameters='mfsdp_context context, const mfsdp_backend *backend, mfsdp_queue *queue, const mfsdp_optimizer_tensor *tensors, int32_t tensor_count, mfsdp_optimizer *optimizer, mfsdp_step_scalars *scalars, int32_t g'
     ;;
+  *mfsdp_checkpoint_create*)
+    header=mfsdp/checkpoint.h
+    parameters='mfsdp_io io, mfsdp_runtime *rt, mfsdp_checkpoint *checkpoint, int32_t resumes, mfsdp_checkpoint_load_desc how, mfsdp_checkpoint_loaded loaded, const mfsdp_safetensors_pair *strings, int32_t string_count'
+    ;;
   *mfsdp_step_begin*)
     header=mfsdp/runtime.h
     objects='void forward(int32_t u); void backward(int32_t u);'
