@@ -160,6 +160,10 @@ $(patsubst %,bench-%,$(filter-out collective,$(BENCHES))): bench-%: build/bench/
 bench-collective: build/bench/collective $(release_MPI_TESTS)
 	@scripts/bench_collective.sh $(BENCH_ARGS)
 
+# The file is named as its header.
+.PHONY: bench-newton-schulz
+bench-newton-schulz: bench-newton_schulz
+
 info: $(SETS:%=build/%/config.mk) ## what was detected, and why something is off
 	@printf '%-14s %s\n' 'C compiler' "$(CC): $$($(CC) --version 2>&1 | head -n 1)" \
 	  'C++ compiler' "$(CXX): $$($(CXX) --version 2>&1 | head -n 1)" \
