@@ -184,7 +184,8 @@ typedef struct mfsdp_group_rates {
  * blocks in the order of block_word; value and weight j belong to rank j % world's micro-batch
  * j / world and are added in the order of j.
  * scale = weighted ? grad_scale / sum of weights : grad_scale, over loss_scale.
- * skip = the sum of squares is not finite, or the weights' sum is not positive and finite.
+ * skip = the sum of squares is not finite, grad_norm or |scale| is above 2^127 (the update is in
+ * fp32), or the weights' sum is not positive and finite.
  * grad_norm = sqrt(sum) * |scale|. clip_scale = clip_norm > 0 ? min(1, clip_norm / (grad_norm +
  * 1e-6)) : 1 (torch.nn.utils.clip_grad_norm_). value_mean = sum of values / value_count, or,
  * weighted, sum of weight * value / sum of weights; values of weight 0 are left out. applied_steps

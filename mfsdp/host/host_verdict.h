@@ -70,6 +70,15 @@ MFSDP_API int64_t mfsdp__host_differing_rank(const mfsdp_verdict_args *args) {
   return -1;
 }
 
+/* 2^127: half of the largest float, so that no rounding goes beyond it. */
+#define MFSDP__HOST_LARGEST_GRAD 1.70141183460469231732e+38
+
+/* Whether the scaled gradient is finite in the floats that the update takes it in; the sums
+ * themselves may be finite where it is not. */
+MFSDP_API int mfsdp__host_grad_fits(double norm, double scale) {
+  return norm <= MFSDP__HOST_LARGEST_GRAD && fabs(scale) <= MFSDP__HOST_LARGEST_GRAD;
+}
+
 MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
   mfsdp_verdict_record record;
   const mfsdp__host_values values = mfsdp__host_sum_values(args);
@@ -83,9 +92,10 @@ MFSDP_API void mfsdp__host_verdict(const mfsdp_verdict_args *args) {
   for (rank = 0; rank < args->world; ++rank)
     if (args->messages[args->rank_word[rank]] & MFSDP_MESSAGE_STOP) record.stop = 1;
   record.differs = mfsdp__host_differing_rank(args);
-  record.skip = mfsdp_f64_is_finite(sum) && record.differs < 0 ? 0u : 1u;
-  if (args->weighted && !(values.weight_sum > 0.0 && mfsdp_f64_is_finite(scale))) record.skip = 1u;
   record.grad_norm = sqrt(sum) * fabs(scale);
+  record.skip = mfsdp_f64_is_finite(sum) && record.differs < 0 ? 0u : 1u;
+  if (!mfsdp__host_grad_fits(record.grad_norm, scale)) record.skip = 1u;
+  if (args->weighted && !(values.weight_sum > 0.0 && mfsdp_f64_is_finite(scale))) record.skip = 1u;
   ratio = args->clip_norm > 0.0 ? args->clip_norm / (record.grad_norm + 1e-6) : 1.0;
   record.clip_scale = ratio < 1.0 ? ratio : 1.0; /* 1 too where the norm is not a number */
   record.value_mean = mfsdp__host_value_mean(args, values);

@@ -182,7 +182,8 @@ typedef struct mfsdp_verdict {
   double weight_sum; /* of all sample blocks; 0 unless desc.weighted */
   double loss_scale; /* that this step's gradients carried */
   int32_t
-      skipped;  /* 1: the gradient was not finite, or the weights' sum is 0: nothing was updated */
+      skipped;  /* 1: the gradient, summed or scaled, was not finite in fp32, or the weights' sum is
+                 * 0: nothing was updated */
   int32_t stop; /* 1: some rank asked to stop */
 } mfsdp_verdict;
 

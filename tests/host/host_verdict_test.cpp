@@ -255,6 +255,37 @@ TEST_P(HostVerdict, NonFiniteGradientSkipsAndCountsNoStep) {
     }
 }
 
+/* Sums that are finite with a scale that takes the gradient, or itself, out of fp32: the update
+ * would write infinities, and 0 x infinity = NaN where the gradient is zero. */
+TEST_P(HostVerdict, AGradientThatScalingOverflowsSkips) {
+  Rig rig(GetParam());
+  const double largest = std::ldexp(1.0, 127);
+  const struct {
+    double sum, grad_scale, loss_scale;
+    uint32_t skip;
+  } cases[] = {{1.0, largest, 1.0, 0},
+               {1.0, largest * 1.01, 1.0, 1},
+               {1.0, -largest * 1.01, 1.0, 1},
+               {0.0, largest * 1.01, 1.0, 1},
+               {1e40, 1e19, 1.0, 1},
+               {1e76, 1.0, 1.0, 0},
+               {1e76, 4.0, 1.0, 1},
+               {1e76, 4.0, 4.0, 0},
+               {1e-40, 4.0, std::ldexp(1.0, -126), 1}};
+  for (const double clip_norm : {0.0, 1.0}) /* the norm is an infinity in fp32 either way */
+    for (const auto &c : cases) {
+      Step step;
+      step.sums = {c.sum};
+      step.grad_scale = c.grad_scale;
+      step.loss_scale = c.loss_scale;
+      step.clip_norm = clip_norm;
+      const Outcome out = fold(&rig, step);
+      EXPECT_EQ(out.record.skip, c.skip) << c.sum << " " << c.grad_scale << " " << c.loss_scale;
+      EXPECT_EQ(out.scalars[0].skip, c.skip);
+      EXPECT_EQ(out.record.applied_steps, c.skip ? 41 : 42);
+    }
+}
+
 TEST_P(HostVerdict, PresenceIsTheUnionOfTheRanks) {
   Rig rig(GetParam());
   Step step;

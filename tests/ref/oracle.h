@@ -351,8 +351,9 @@ public:
     for (int64_t b = 0; b < desc.blocks && script_.weight; ++b)
       v.weight_sum += script_.weight(v.step, b);
     if (script_.weight) scale = scale / v.weight_sum;
-    v.skipped = !std::isfinite(sum) || (script_.weight && v.weight_sum == 0.0);
     v.grad_norm = std::sqrt(sum) * std::fabs(scale);
+    v.skipped = !std::isfinite(sum) || (script_.weight && v.weight_sum == 0.0) ||
+                v.grad_norm > std::ldexp(1.0, 127) || std::fabs(scale) > std::ldexp(1.0, 127);
     if (options_.clip_norm > 0) {
       const double ratio = options_.clip_norm / (v.grad_norm + 1e-6);
       if (ratio < 1.0) v.clip_scale = ratio;
