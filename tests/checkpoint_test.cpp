@@ -418,6 +418,61 @@ TEST(Checkpoint, StrictUnlessAsked) {
   EXPECT_TRUE(says(load_other(small, small, [](Saver &s) { s.how.name = "step-7"; }), "step-7"));
 }
 
+/* A conversion takes the masters where there are some: nothing is rounded twice. */
+TEST(Checkpoint, ConversionKeepsTheMasters) {
+  const Job small = small_job();
+  Job half = small;
+  test::set_dtypes(&half.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(half, 2, 1, &disk), "");
+  const Found saved = look(half, &disk); /* exports masters */
+  const test::RanksResult result = test::run_ranks(test::ranks_of(small, 2), [&](Rank &rank) {
+    Saver s(&rank, &small, 1, &disk);
+    uint64_t hash = 0;
+    s.how.convert = 1;
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    MFSDP_TRY(s.trainer.hash(&hash));
+    require(hash == saved.hash, "other parameters");
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* What another tool leaves: one file, no index, no state. */
+TEST(Checkpoint, WeightsOfAnotherTool) {
+  const Job job = small_job();
+  ModelDisk ours, theirs;
+  mfsdp_io io = theirs.io();
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  mfsdp_io_file *file = nullptr;
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(train_and_save(job, 2, 1, &ours), "");
+  const Found saved = look(job, &ours);
+  const std::string bytes = ours.files().at("run/step-1/model.safetensors");
+  const char *path = "run/pretrained/model.safetensors";
+  ASSERT_EQ(mfsdp_io_make_folder(&context, &io, "run", nullptr), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_make_folder(&context, &io, "run/pretrained", nullptr), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_open(&context, &io, path, MFSDP_IO_CREATE, &file), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_write(&context, &io, file, path, 0, bytes.size(), bytes.data()), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_close(&context, &io, file, path, MFSDP_OK), MFSDP_OK);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, &theirs);
+    uint64_t hash = 0;
+    MFSDP_TRY(s.create());
+    test::must_fail(rank, s.load(), MFSDP_E_IO, "no whole checkpoint");
+    s.how.name = "pretrained";
+    test::must_fail(rank, s.load(), MFSDP_E_IO, "state.safetensors");
+    s.how.weights_only = 1;
+    MFSDP_TRY(s.load());
+    MFSDP_TRY(s.trainer.hash(&hash));
+    require(hash == saved.hash, "other parameters");
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 /* FAULTS c7: what is wrong with a file is said, whatever rank finds it. */
 TEST(Checkpoint, DamagedFilesAreRefused) {
   const Job job = small_job();

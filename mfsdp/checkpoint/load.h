@@ -12,10 +12,9 @@
 
 /* Elements first .. first + count - 1 of a tensor in fp32, in ck->values (or ck->stage, if that is
  * what the file holds). count * 4 and count times the file's element fit the buffers. */
-MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, int32_t tensor, int64_t first,
-                                             int64_t count, const float **out) {
+MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, const mfsdp__ck_place *place,
+                                             int64_t first, int64_t count, const float **out) {
   mfsdp_checkpoint *ck = load->ck;
-  const mfsdp__ck_place *place = &load->places[tensor];
   const mfsdp__ck_open_file *file = &load->files[place->file];
   const int64_t element = mfsdp_safetensors_dtype_bits(place->tensor->dtype) / 8;
   float *values = (float *)ck->values.data;
@@ -34,12 +33,37 @@ MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, int32_t tenso
   return MFSDP_OK;
 }
 
-/* Which tensor a parameter's values come from: its master, if there is one in the files. */
-MFSDP_API int32_t mfsdp__ck_value_tensor(const mfsdp__ck_load *load, int32_t param) {
+/* The master of a parameter that needs none here, but had one where it was saved. */
+MFSDP_API mfsdp__ck_place mfsdp__ck_find_master(const mfsdp__ck_load *load, int32_t param) {
+  const char *name = mfsdp_plan_param(load->ck->plan, param)->name;
+  const int64_t numel = mfsdp_plan_param_numel(load->ck->plan, param);
+  mfsdp__ck_place place;
+  char key[512];
+  int32_t f;
+  memset(&place, 0, sizeof(place));
+  if ((size_t)snprintf(key, sizeof(key), "%s.master", name) >= sizeof(key)) return place;
+  for (f = 0; f < load->file_count; ++f) {
+    const mfsdp_safetensors_tensor *t;
+    if (load->files[f].set != MFSDP__CK_MASTER) continue;
+    t = mfsdp_safetensors_find(load->files[f].header, key);
+    if (t == NULL || t->dtype != MFSDP_SAFETENSORS_F32 || t->nbytes / 4 != numel) continue;
+    place.tensor = t;
+    place.file = f;
+  }
+  return place;
+}
+
+/* Where a parameter's values come from: its master, if there is one in the files. */
+MFSDP_API mfsdp__ck_place mfsdp__ck_value_place(const mfsdp__ck_load *load, int32_t param) {
   const mfsdp_checkpoint *ck = load->ck;
-  const int32_t master = ck->param_tensors[ck->param_count + param];
-  if (!load->weights_only && master >= 0 && load->places[master].tensor != NULL) return master;
-  return ck->param_tensors[param];
+  const int32_t master = ck->param_tensors[MFSDP__CK_MASTER * ck->param_count + param];
+  mfsdp__ck_place place;
+  memset(&place, 0, sizeof(place));
+  if (!load->weights_only && master >= 0)
+    place = load->places[master];
+  else if (!load->weights_only && load->convert)
+    place = mfsdp__ck_find_master(load, param);
+  return place.tensor != NULL ? place : load->places[ck->param_tensors[param]];
 }
 
 /* A run of the model: the master and the compute copy from one reading. */
@@ -47,14 +71,14 @@ MFSDP_API mfsdp_status mfsdp__ck_load_param(mfsdp__ck_load *load, const mfsdp__c
   mfsdp_checkpoint *ck = load->ck;
   int32_t piece_count = 0;
   const mfsdp_piece *piece = mfsdp_plan_pieces(ck->plan, -1, &piece_count) + run->piece;
-  const int32_t tensor = mfsdp__ck_value_tensor(load, piece->param);
+  const mfsdp__ck_place place = mfsdp__ck_value_place(load, piece->param);
   const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
   int64_t done, count;
-  if (load->places[tensor].tensor == NULL) return MFSDP_OK; /* allowed: it keeps its value */
+  if (place.tensor == NULL) return MFSDP_OK; /* allowed: it keeps its value */
   for (done = 0; done < run->count; done += count) {
     const float *values = NULL;
     count = run->count - done < most ? run->count - done : most;
-    MFSDP_TRY(mfsdp__ck_read_values(load, tensor, run->first + done, count, &values));
+    MFSDP_TRY(mfsdp__ck_read_values(load, &place, run->first + done, count, &values));
     MFSDP_TRY(mfsdp__init_store(ck->rt, piece, done, count, values, (float *)ck->device.data));
   }
   return MFSDP_OK;
@@ -71,7 +95,8 @@ MFSDP_API mfsdp_status mfsdp__ck_load_state(mfsdp__ck_load *load, const mfsdp__c
   for (done = 0; done < run->count; done += count) {
     const float *values = NULL;
     count = run->count - done < most ? run->count - done : most;
-    MFSDP_TRY(mfsdp__ck_read_values(load, run->tensor, run->first + done, count, &values));
+    MFSDP_TRY(
+        mfsdp__ck_read_values(load, &load->places[run->tensor], run->first + done, count, &values));
     MFSDP_TRY(ops->copy(self, rt->compute, (float *)run->data + done, run->space, values,
                         MFSDP_SPACE_PINNED, (size_t)count * sizeof(float)));
     MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
