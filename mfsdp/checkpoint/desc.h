@@ -49,7 +49,7 @@ typedef struct mfsdp_checkpoint_load_desc {
   int32_t weights_only;     /* 1: no optimizer state, no step counts */
   int32_t allow_missing;    /* 1: a missing tensor keeps its value */
   int32_t allow_unexpected; /* 1: tensors that the runtime does not have are skipped */
-  int32_t convert;          /* 1: other dtypes are converted, by way of fp32; from masters, if saved */
+  int32_t convert; /* 1: other dtypes are converted, by way of fp32; from masters, if saved */
   /* Called on every rank for each issue, allowed or not; NULL: not wanted. */
   void (*report)(void *user, mfsdp_checkpoint_issue issue, const char *tensor);
   void *user; /* handed to report */
