@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The rules of one flag set (release, asan, tsan): everything it builds lies in build/<set>/.
 
+comma := ,
 POSIX := -D_POSIX_C_SOURCE=200809L
 # Benchmarks include the examples' model and print how they were built.
 BENCH_DEFS = -Iexamples -Ibench -DMFSDP_BENCH_BUILD='"$(CC) -std=c11 $(release_FLAGS) $(CFLAGS)"'
@@ -19,7 +20,8 @@ $1_DEFS := -I. $(POSIX) -DMFSDP_EXAMPLE_CBLAS=$($1_CBLAS) -DMFSDP_EXAMPLE_MPI=$(
 $1_CC := $(CC) -std=c11 -Wpedantic $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) $(CFLAGS)
 $1_CXX := $(CXX) -std=c++14 $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) $(GTEST_CFLAGS) $(CXXFLAGS)
 $1_LINK := $($1_FLAGS) $(LDFLAGS)
-$1_LIBS := $($1_CBLAS_LIBS) -lpthread -lm
+# MPI is linked to what calls it alone.
+$1_LIBS := $(if $($1_MPI_LIBS),-Wl$(comma)--as-needed $($1_MPI_LIBS) -Wl$(comma)--no-as-needed) $($1_CBLAS_LIBS) -lpthread -lm
 $1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)
 # What runs under mpirun: made where there is an MPI, and linked to it alone.
 $1_MPI_TESTS := $(if $(filter 1,$($1_MPI)),$(MPI_TEST_SRCS:%.c=build/$1/%))
@@ -58,13 +60,13 @@ build/$1/gtest/%.o: $(GTEST_DIR)/src/%.cc build/$1/flags.stamp
 build/$1/libgtest.a: build/$1/gtest/gtest-all.o build/$1/gtest/gtest_main.o
 
 build/$1/examples/%: build/$1/examples/%.o build/$1/libexamples.a
-	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) build/$1/libexamples.a $$(if $$(filter train_gpt,$$*),$$($1_MPI_LIBS)) $$($1_LIBS) -o $$@
+	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) build/$1/libexamples.a $$($1_LIBS) -o $$@
 
 build/$1/tests/mpi/%: build/$1/tests/mpi/%.o
-	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) $$($1_MPI_LIBS) $$($1_LIBS) -o $$@
+	$$(call say,LINK,$$@)$(CC) $$($1_LINK) $$(filter %.o,$$^) $$($1_LIBS) -o $$@
 
 build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libexamples.a
-	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$(if $$(filter collective,$$*),$$($1_MPI_LIBS)) $$($1_LIBS) -o $$@
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$($1_LIBS) -o $$@
 
 # Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
 build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libexamples.a \
