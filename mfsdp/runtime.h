@@ -17,6 +17,23 @@
  * (each call returns a status that must be checked). The full tensors are at mfsdp_unit_param and
  * mfsdp_unit_grad between these calls.
  *
+ * Made so; what is marked (*) may be left out (all options and defaults: runtime/api.h):
+ *
+ *   param[i].compute = param[i].wire = MFSDP_BF16;   // (*) for mfsdp_plan_create: masters and sums
+ *                                                    // stay f32, and so does what backward adds to
+ *   mfsdp_group group = mfsdp_group_default();
+ *   group.plan = plan;                               // for the ranks of this transport
+ *   group.transport = &inside;  group.control = &inside_control;
+ *   group.replica = &across;    group.replica_control = &across_control;  // (*) HSDP: copies of it
+ *   mfsdp_runtime_desc desc = mfsdp_runtime_desc_default();
+ *   desc.backend = backend;  desc.groups = &group;  desc.group_count = 1;
+ *   desc.optimizer = &optimizer;
+ *   desc.prefetch_depth = desc.reduce_depth = 1;     // (*) with MFSDP_HOST_QUEUE_WORKER
+ *   desc.state_space = MFSDP_SPACE_HOST;             // (*) offload of masters and optimizer state
+ *   mfsdp_runtime_memory(context, &desc, &memory);   // (*) bytes by class, before anything is held
+ *   mfsdp_runtime_create(context, &desc, &rt);
+ *   mfsdp_runtime_init(rt, fill, user);
+ *
  * Order and equality: every rank makes the same calls in the same order. Micro-batch i of rank r is
  * sample block i * world + r; gradients are added in that order, so with DIRECT all (world,
  * micro-batches) of the same product give the same bits, for one binary, machine and BLAS thread

@@ -65,7 +65,8 @@ typedef struct mfsdp_loss_scale {
   int32_t growth_interval;
 } mfsdp_loss_scale;
 
-/* All objects a description names must outlive the runtime. Options must be equal on all ranks. */
+/* All objects a description names must outlive the runtime. Options must be equal on all ranks, but
+ * for those of a rank alone: compute_queue, state_space and max_slot_nbytes. */
 typedef struct mfsdp_runtime_desc {
   size_t struct_nbytes;
   const mfsdp_backend *backend;

@@ -477,6 +477,30 @@ TEST(Agreement, EveryOption) {
         {"the option hash of rank 1 is "}, 1);
 }
 
+/* Where a rank computes and holds its state, and how large its slots may be, is its own affair. */
+TEST(Agreement, OptionsOfOneRankAlone) {
+  Job job = test::mixed_job();
+  test::set_dtypes(&job.model, 1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  const test::Expected expected(job, 2, 2);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Job own = job;
+    own.on_queue = rank.rank == 1;
+    if (rank.rank == 1)
+      own.tune = [](mfsdp_runtime_desc *d) {
+        d->state_space = MFSDP_SPACE_HOST;
+        d->max_slot_nbytes = 1 << 30;
+      };
+    Trainer t(&rank, &own, 1);
+    MFSDP_TRY(t.create());
+    for (int64_t s = 0; s < 2; ++s) {
+      MFSDP_TRY(t.step(s));
+      t.compare(expected, s);
+    }
+    return t.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 TEST(Agreement, EveryNewtonSchulzAndRowOption) {
   static const double other[2][3] = {{3.0, -4.0, 2.0}, {3.4445, -4.7750, 2.0315}};
   const std::vector<std::function<void(mfsdp_muon_desc *)>> changes = {
