@@ -60,7 +60,7 @@ MFSDP_API mfsdp_group mfsdp_group_default(void) {
  * Equal on all ranks, since the verdict is. torch.amp.GradScaler's rule and defaults.
  */
 typedef struct mfsdp_loss_scale {
-  double initial; /* 0: off, the scale is 1 */
+  double initial; /* 2^-126 or more; 0: off, the scale is 1 */
   double growth, backoff, largest;
   int32_t growth_interval;
 } mfsdp_loss_scale;

@@ -37,10 +37,11 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
                                                        const mfsdp_loss_scale *scale) {
   if (scale->initial == 0.0) return MFSDP_OK;
-  if (!(scale->initial > 0.0) || !(scale->largest >= scale->initial) || !(scale->largest <= 1e30))
+  if (!(scale->initial >= MFSDP__SMALLEST_LOSS_SCALE) || !(scale->largest >= scale->initial) ||
+      !(scale->largest <= 1e30))
     return MFSDP_FAIL(
         context, MFSDP_E_ARGUMENT,
-        "runtime: loss_scale.initial is %g and largest %g; need 0 (off), or positive and "
+        "runtime: loss_scale.initial is %g and largest %g; need 0 (off), or 2^-126 or more and "
         "at most largest",
         scale->initial, scale->largest);
   if (!(scale->growth >= 1.0) || !(scale->backoff > 0.0 && scale->backoff < 1.0) ||

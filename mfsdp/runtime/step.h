@@ -9,10 +9,6 @@
 
 #include "grads.h"
 
-/* 2^-126, the smallest normal float: a trainer multiplies with a float, and 0 would hide every
- * overflow. */
-#define MFSDP__SMALLEST_LOSS_SCALE 1.17549435082228750797e-38
-
 /* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
 MFSDP_API void mfsdp__step_adapt_loss_scale(mfsdp_runtime *rt, int32_t skipped) {
   const mfsdp_loss_scale *rule = &rt->scaling;

@@ -11,6 +11,10 @@
 
 #include "api.h"
 
+/* 2^-126, the smallest normal float: a trainer multiplies with a float, and 0 would hide every
+ * overflow. */
+#define MFSDP__SMALLEST_LOSS_SCALE 1.17549435082228750797e-38
+
 /* A slot's memory is free for the next unit once `idle` has passed. */
 typedef struct mfsdp__slot {
   unsigned char *data;

@@ -71,6 +71,8 @@ std::vector<Rule> option_rules() {
        [](Parts *p) { p->desc->state_space = static_cast<mfsdp_space>(0); }},
       {"loss_scale", MFSDP_E_ARGUMENT, "loss_scale.initial is -2",
        [](Parts *p) { p->desc->loss_scale.initial = -2.0; }},
+      {"loss_scale_of_no_float", MFSDP_E_ARGUMENT, "2^-126 or more",
+       [](Parts *p) { p->desc->loss_scale.initial = 1e-39; }},
       {"loss_scale_rule", MFSDP_E_ARGUMENT, "backoff in (0, 1) (1)",
        [](Parts *p) {
          p->desc->loss_scale.initial = 2.0;
