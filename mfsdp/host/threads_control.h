@@ -164,7 +164,6 @@ MFSDP_API mfsdp_status mfsdp__threads_allgather(void *self, mfsdp_context *conte
   mfsdp__threads_in_control(slot, 1);
   mfsdp__meeting_arrive(slot, generation, in, nbytes);
   status = mfsdp__meeting_wait(slot, generation, mfsdp_clock_deadline_us(timeout_us), &lost);
-  mfsdp__threads_in_control(slot, 0);
   if (status == MFSDP_OK) status = mfsdp__meeting_compare(slot, generation, &why);
   if (status == MFSDP_E_TIMEOUT)
     mfsdp__meeting_explain(slot, generation, mfsdp_clock_us() - start_us, &why);
@@ -172,9 +171,11 @@ MFSDP_API mfsdp_status mfsdp__threads_allgather(void *self, mfsdp_context *conte
     (void)MFSDP_ERROR_SET(&why, status, lost,
                           "control allgather: rank %d waits for rank %d, which has left",
                           (int)slot->rank, (int)lost);
+  if (status != MFSDP_OK) why.rank = slot->rank;
+  if (status != MFSDP_OK && status != MFSDP_E_POISONED) mfsdp_threads_world_poison(world, &why);
+  /* Not before: a peer whose own time has run out as well still finds this rank here. */
+  mfsdp__threads_in_control(slot, 0);
   if (status != MFSDP_OK) {
-    why.rank = slot->rank;
-    if (status != MFSDP_E_POISONED) mfsdp_threads_world_poison(world, &why);
     (void)mfsdp__threads_first_error(world, &why);
     return mfsdp_context_take_error(context, &why);
   }
