@@ -127,7 +127,7 @@ demo-mpi: build/examples/train_gpt ## trains with threads and under mpirun, and 
 	@scripts/demo_mpi.sh
 
 test: $(release_TESTS) $(release_MPI_TESTS) examples ## installs what tests need, builds and runs them: unit, cli and dag
-	@$(call run_tests,release,$(release_TESTS) $(CLI_TESTS) scripts/check_rules.sh)
+	@$(call run_tests,release,$(CLI_TESTS) scripts/check_rules.sh $(release_TESTS))
 
 test-unit: $(release_TESTS) ## test programs, release flags (TESTS=text picks some)
 	@$(call run_tests,release,$(release_TESTS))
