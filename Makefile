@@ -50,10 +50,9 @@ release_WERROR := $(if $(filter 1,$(WERROR)),-Werror)
 MATH := -fno-math-errno -ffp-contract=off
 release_FLAGS := -O3 -march=$(MARCH) $(MATH)
 # -g1: line numbers for the reports; the rest of -g costs a quarter of the compile time.
-# Not optimized: with both sanitizers gcc takes four times as long at -O1.
 # Undefined behaviour traps (SIGILL, with a stack in a debugger): its messages double the time to
 # compile. UBSAN_MESSAGES=1 has them.
-asan_FLAGS := -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
+asan_FLAGS := -Og -g1 -fno-omit-frame-pointer -fsanitize=address,undefined \
   $(if $(filter 1,$(UBSAN_MESSAGES)),-fno-sanitize-recover=all,-fsanitize-undefined-trap-on-error) $(MATH)
 tsan_FLAGS := -Og -g1 -fno-omit-frame-pointer -fsanitize=thread $(MATH)
 # Test programs are large and run briefly: compiling them as the examples are takes twice as long.
