@@ -72,7 +72,8 @@ TEST_SRCS := $(call find_tests,*_test.cpp)
 PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
 TEST_SUPPORT_SRCS := $(wildcard tests/support/*.cpp tests/ref/*.cpp)
 # Code that starts no thread has nothing to show to the thread sanitizer.
-THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h)' $(TEST_SRCS)))
+THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h)' \
+  $$(grep -L MFSDP_TEST_ONE_QUEUE $(TEST_SRCS))))
 release_TEST_SRCS := $(PICKED_TEST_SRCS)
 asan_TEST_SRCS := $(PICKED_TEST_SRCS)
 tsan_TEST_SRCS := $(filter $(THREADED),$(PICKED_TEST_SRCS))

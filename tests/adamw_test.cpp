@@ -2,6 +2,9 @@
 /*
  * adamw.h against golden vectors (float64) and, bit by bit, against the float32 reference with the
  * documented order of operations; on C loops and on a worker's queue.
+ *
+ * One queue at a time, whose races host_queue_test looks for: not run under the thread sanitizer
+ * (MFSDP_TEST_ONE_QUEUE).
  */
 #include "mfsdp/adamw.h"
 

@@ -456,7 +456,9 @@ TEST_P(Collective, RingMovesEverythingExactly) {
 }
 
 TEST_P(Collective, HierarchicalMovesEverythingExactly) {
-  for (const std::vector<int32_t> &nodes : node_maps(GetParam().world)) {
+  std::vector<std::vector<int32_t>> maps = node_maps(GetParam().world);
+  if (MFSDP_TEST_SANITIZER) maps = {maps[1], maps[2]}; /* several nodes, even and uneven */
+  for (const std::vector<int32_t> &nodes : maps) {
     test::RanksOptions options(GetParam().world);
     options.host.queue_kind = GetParam().queue_kind;
     options.world.node_of_rank = nodes.data();

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * muon.h against golden vectors and its own formula; on C loops, on a worker's queue and on CBLAS.
+ *
+ * One queue at a time, whose races host_queue_test looks for: not run under the thread sanitizer
+ * (MFSDP_TEST_ONE_QUEUE).
  */
 #include "mfsdp/muon.h"
 

@@ -7,6 +7,9 @@
  * iteration on well-conditioned input and on anything else. Five steps add some 15 products, each
  * with about sqrt(s) roundings of 2^-24; on small singular values these are amplified by at most
  * the polynomial's slope at 0 (3.4445^5 = 485), which well-conditioned input does not meet.
+ *
+ * One queue at a time, whose races host_queue_test looks for: not run under the thread sanitizer
+ * (MFSDP_TEST_ONE_QUEUE).
  */
 #include "mfsdp/newton_schulz.h"
 

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Batched products through the backend's table, on integers, where every order of summation is
- * exact. */
+ * exact.
+ *
+ * One queue at a time, whose races host_queue_test looks for: not run under the thread sanitizer
+ * (MFSDP_TEST_ONE_QUEUE).
+ */
 #include "mfsdp/host/host_dense.h"
 
 #include "tests/support/backend_rig.h"

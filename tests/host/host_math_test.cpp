@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* The dense kernels of one thread: not run under the thread sanitizer (MFSDP_TEST_ONE_QUEUE). */
 #include "mfsdp/host/host_math.h"
 
 #include "tests/ref/dense_ref.h"

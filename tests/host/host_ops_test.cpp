@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The element-wise entries through the backend's table: what any backend must give, bit for bit. */
+/* The element-wise entries through the backend's table: what any backend must give, bit for bit.
+ *
+ * One queue at a time, whose races host_queue_test looks for: not run under the thread sanitizer
+ * (MFSDP_TEST_ONE_QUEUE).
+ */
 #include "mfsdp/host/host_ops.h"
 
 #include "tests/ref/adamw_ref.h"
