@@ -21,14 +21,17 @@
  * (optimizer.exp_avg.safetensors, key "<parameter>.exp_avg"), fp32 masters where the compute dtype
  * is another (optimizer.master.safetensors), an index beside each, and state.safetensors, whose
  * metadata has the step counts and hyperparameters. Large sets are cut into several files. The bytes
- * depend on none of ranks, planner and transport.
+ * depend on none of ranks, planner, transport, groups and replicas.
  *
  * A save is all or nothing, also under kill -9 and loss of power: files and folders are synced, the
  * folder gets its name last, and then `latest` names it.
  *
  *   save.h  the phases of a save       load.h, open.h  of a load      folder.h  names, latest
  *   desc.h  descriptions               tables.h        files, runs    state.h   step counts
- * Does not: several groups or replicas yet (E_UNSUPPORTED), save in the background.
+ *   share.h the tensors of all groups  agree.h         one verdict    records.h, object.h
+ * With several groups a checkpoint is the union of their parameters; of replicas one writes, all
+ * read.
+ * Does not: save in the background.
  * Link flags: -lm.
  */
 #ifndef MFSDP_CHECKPOINT_H
@@ -39,8 +42,11 @@
 #include "checkpoint/desc.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/load.h"
+#include "checkpoint/object.h"
 #include "checkpoint/open.h"
+#include "checkpoint/records.h"
 #include "checkpoint/save.h"
+#include "checkpoint/share.h"
 #include "checkpoint/state.h"
 #include "checkpoint/tables.h"
 

@@ -6,7 +6,7 @@
 #ifndef MFSDP_CHECKPOINT_CREATE_H
 #define MFSDP_CHECKPOINT_CREATE_H
 
-#include "agree.h"
+#include "share.h"
 
 /* Gives everything back. Before the runtime is destroyed. NULL is allowed. */
 MFSDP_API void mfsdp_checkpoint_destroy(mfsdp_checkpoint *ck) {
@@ -20,16 +20,14 @@ MFSDP_API void mfsdp_checkpoint_destroy(mfsdp_checkpoint *ck) {
   mfsdp_buffer_free(context, backend, &ck->device);
   mfsdp_buffer_free(context, backend, &ck->values);
   mfsdp_buffer_free(context, backend, &ck->stage);
-  mfsdp_table_free(context, ck->messages, (size_t)ck->world, sizeof(mfsdp__ck_message));
+  mfsdp_table_free(context, ck->messages, (size_t)ck->message_count, sizeof(*ck->messages));
   mfsdp_table_free(context, ck->runs, (size_t)ck->run_count, sizeof(*ck->runs));
   mfsdp_table_free(context, ck->files, (size_t)ck->file_count, sizeof(*ck->files));
-  mfsdp_table_free(context, ck->names, ck->name_nbytes, 1);
-  mfsdp_table_free(context, ck->param_tensors, (size_t)ck->set_count * (size_t)ck->param_count,
+  mfsdp_table_free(context, ck->param_tensors, (size_t)ck->set_count * (size_t)ck->rt->param_count,
                    sizeof(*ck->param_tensors));
-  mfsdp_table_free(context, ck->shapes, tensors, 2 * sizeof(*ck->shapes));
   mfsdp_table_free(context, ck->tensor_files, tensors, sizeof(*ck->tensor_files));
-  mfsdp_table_free(context, ck->tensor_params, tensors, sizeof(*ck->tensor_params));
   mfsdp_table_free(context, ck->tensors, tensors, sizeof(*ck->tensors));
+  mfsdp_table_free(context, ck->records, ck->records_capacity, 1);
   mfsdp_table_free(context, ck->folder, ck->folder_nbytes, 1);
   mfsdp_table_free(context, ck, 1, sizeof(*ck));
 }
@@ -59,31 +57,13 @@ MFSDP_API mfsdp_status mfsdp__ck_check_desc(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__ck_check_runtime(const mfsdp_runtime *rt) {
-  int32_t g;
-  for (g = 0; g < rt->group_count; ++g)
-    if (g > 0 || rt->groups[g].replica != NULL)
-      return MFSDP_FAIL(rt->context, MFSDP_E_UNSUPPORTED,
-                        "checkpoint: %d groups%s; one without replicas is built so far",
-                        (int)rt->group_count, rt->groups[0].replica != NULL ? ", replicas" : "");
-  return MFSDP_OK;
-}
-
 MFSDP_API mfsdp_status mfsdp__ck_alloc_tensors(mfsdp_checkpoint *ck) {
   const size_t count = (size_t)ck->tensor_count;
   void *memory;
-  MFSDP_TRY(mfsdp_table_alloc(ck->context, ck->name_nbytes, 1, "names of tensors", &memory));
-  ck->names = (char *)memory;
-  MFSDP_TRY(mfsdp_table_alloc(ck->context, count, sizeof(*ck->tensor_params),
-                              "parameters of tensors", &memory));
-  ck->tensor_params = (int32_t *)memory;
   MFSDP_TRY(mfsdp_table_alloc(ck->context, count, sizeof(*ck->tensor_files), "files of tensors",
                               &memory));
   ck->tensor_files = (int32_t *)memory;
-  MFSDP_TRY(
-      mfsdp_table_alloc(ck->context, count, 2 * sizeof(*ck->shapes), "shapes of states", &memory));
-  ck->shapes = (int64_t *)memory;
-  MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)ck->set_count * (size_t)ck->param_count,
+  MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)ck->set_count * (size_t)ck->rt->param_count,
                               sizeof(*ck->param_tensors), "tensors of parameters", &memory));
   ck->param_tensors = (int32_t *)memory;
   MFSDP_TRY(
@@ -92,21 +72,30 @@ MFSDP_API mfsdp_status mfsdp__ck_alloc_tensors(mfsdp_checkpoint *ck) {
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__ck_make_tensors(mfsdp_checkpoint *ck) {
-  int32_t set, i;
-  MFSDP_TRY(mfsdp__ck_make_sets(ck));
-  mfsdp__ck_list_tensors(ck);
-  MFSDP_TRY(mfsdp__ck_alloc_tensors(ck));
-  mfsdp__ck_list_tensors(ck);
-  for (i = 0; i < ck->set_count * ck->param_count; ++i)
-    ck->param_tensors[i] = -1;
-  for (set = 0; set < ck->set_count; ++set) {
-    const mfsdp__ck_set *s = &ck->sets[set];
-    MFSDP_TRY(mfsdp__ck_sort_set(ck, s));
-    for (i = s->tensor_first; i < s->tensor_first + s->tensor_count; ++i)
-      ck->param_tensors[set * ck->param_count + ck->tensor_params[i]] = i;
-  }
+/* Where this rank's parameters are among the tensors of all. */
+MFSDP_API mfsdp_status mfsdp__ck_find_params(mfsdp_checkpoint *ck) {
+  size_t nbytes = 0;
+  void *name;
+  int32_t i;
+  for (i = 0; i < ck->rt->param_count; ++i)
+    if (strlen(mfsdp__ck_param(ck, i)->name) > nbytes)
+      nbytes = strlen(mfsdp__ck_param(ck, i)->name);
+  nbytes += MFSDP__CK_KIND_NBYTES + 2;
+  MFSDP_TRY(mfsdp_table_alloc(ck->context, nbytes, 1, "name of a tensor", &name));
+  mfsdp__ck_map_params(ck, (char *)name, nbytes);
+  mfsdp_table_free(ck->context, name, nbytes, 1);
   return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_make_tensors(mfsdp_checkpoint *ck) {
+  int32_t set;
+  MFSDP_TRY(mfsdp__ck_make_sets(ck));
+  MFSDP_TRY(mfsdp__ck_alloc_tensors(ck));
+  mfsdp__ck_fill_tensors(ck);
+  for (set = 0; set < ck->set_count; ++set)
+    MFSDP_TRY(mfsdp__ck_sort_set(ck, &ck->sets[set]));
+  MFSDP_TRY(mfsdp__ck_check_names(ck));
+  return mfsdp__ck_find_params(ck);
 }
 
 MFSDP_API mfsdp_status mfsdp__ck_make_files(mfsdp_checkpoint *ck) {
@@ -131,10 +120,6 @@ MFSDP_API mfsdp_status mfsdp__ck_make_runs(mfsdp_checkpoint *ck) {
 
 MFSDP_API mfsdp_status mfsdp__ck_make_buffers(mfsdp_checkpoint *ck) {
   const mfsdp_backend *backend = ck->rt->backend;
-  void *memory;
-  MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)ck->world, sizeof(mfsdp__ck_message),
-                              "messages of a checkpoint", &memory));
-  ck->messages = memory;
   MFSDP_TRY(mfsdp_buffer_alloc(ck->context, backend, ck->stage_nbytes, MFSDP_SPACE_PINNED,
                                MFSDP_MEMORY_STAGING, &ck->stage));
   MFSDP_TRY(mfsdp_buffer_alloc(ck->context, backend, ck->stage_nbytes, MFSDP_SPACE_PINNED,
@@ -143,47 +128,83 @@ MFSDP_API mfsdp_status mfsdp__ck_make_buffers(mfsdp_checkpoint *ck) {
                             MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &ck->device);
 }
 
-MFSDP_API mfsdp_status mfsdp__ck_make(mfsdp_checkpoint *ck, const char *folder) {
+MFSDP_API mfsdp_status mfsdp__ck_make_messages(mfsdp_checkpoint *ck) {
+  const mfsdp__group_entry *group = &ck->rt->groups[0];
+  const int32_t count = group->world > group->replica_world ? group->world : group->replica_world;
   void *memory;
-  ck->folder_nbytes = strlen(folder) + 1;
-  MFSDP_TRY(mfsdp_table_alloc(ck->context, ck->folder_nbytes, 1, "name of a folder", &memory));
+  MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)count, sizeof(*ck->messages),
+                              "messages of a checkpoint", &memory));
+  ck->messages = (mfsdp__ck_message *)memory;
+  ck->message_count = count;
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_use_desc(mfsdp_checkpoint *ck, const mfsdp_checkpoint_desc *desc) {
+  void *memory;
+  MFSDP_TRY(mfsdp__ck_check_desc(ck->context, desc));
+  ck->io = *desc->io;
+  ck->max_file_nbytes = desc->max_file_nbytes;
+  ck->keep_last = desc->keep_last;
+  ck->timeout_us = desc->timeout_us;
+  ck->stage_nbytes = desc->stage_nbytes;
+  MFSDP_TRY(
+      mfsdp_table_alloc(ck->context, strlen(desc->folder) + 1, 1, "name of a folder", &memory));
   ck->folder = (char *)memory;
-  memcpy(ck->folder, folder, ck->folder_nbytes);
+  ck->folder_nbytes = strlen(desc->folder) + 1;
+  memcpy(ck->folder, desc->folder, ck->folder_nbytes);
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_make_tables(mfsdp_checkpoint *ck) {
   MFSDP_TRY(mfsdp__ck_make_tensors(ck));
   MFSDP_TRY(mfsdp__ck_make_files(ck));
   MFSDP_TRY(mfsdp__ck_make_runs(ck));
   return mfsdp__ck_make_buffers(ck);
 }
 
+/* With several groups all ranks return the same. */
+MFSDP_API mfsdp_status mfsdp__ck_make(mfsdp_checkpoint *ck, const mfsdp_checkpoint_desc *desc) {
+  mfsdp__ck_message own = mfsdp__ck_message_default();
+  mfsdp_status status;
+  MFSDP_TRY(mfsdp__ck_share(ck, mfsdp__ck_use_desc(ck, desc)));
+  status = mfsdp__ck_make_tables(ck);
+  own.hash = ck->hash;
+  if (ck->rt->group_count == 1) return status;
+  return mfsdp__ck_agree_within(ck, status, &own, ck->rt->groups[0].control->deadline_us);
+}
+
+/* The object with what ranks need to tell each other anything. */
+MFSDP_API mfsdp_status mfsdp__ck_alloc(mfsdp_runtime *rt, mfsdp_checkpoint **out) {
+  mfsdp_checkpoint *ck;
+  void *memory;
+  MFSDP_TRY(mfsdp_table_alloc(rt->context, 1, sizeof(*ck), "checkpoint", &memory));
+  *out = ck = (mfsdp_checkpoint *)memory;
+  ck->rt = rt;
+  ck->context = rt->context;
+  ck->rank = rt->groups[0].replica_rank * rt->groups[0].world + rt->groups[0].rank;
+  return mfsdp__ck_make_messages(ck);
+}
+
 /*
- * Makes the tables of a runtime's checkpoints. No communication, no file is touched. COMPLETE. The
- * runtime and desc->io must outlive it. Memory: the staging of the description, three times with
- * compute copies, and tables. E_ARGUMENT; E_UNSUPPORTED: several groups, replicas; E_OVERFLOW,
- * E_MEMORY. *out is NULL then.
+ * Makes the tables of a runtime's checkpoints; no file is touched. COMPLETE. The runtime and
+ * desc->io must outlive it. Memory: the staging of the description, three times with compute copies,
+ * and tables: a name and about 250 bytes for each tensor of all groups.
+ * With one group there is no communication. With several it is collective, between two steps, since
+ * a rank learns here of groups that it is not part of; all ranks return the same then, and a rank
+ * that cannot even say that it failed poisons the runtime.
+ * E_ARGUMENT: the description; two groups have a parameter of one name. E_UNSUPPORTED: more than
+ * ten kinds of optimizer state; E_OVERFLOW, E_MEMORY; with several groups E_MISMATCH, E_TIMEOUT,
+ * E_PEER. *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_create(mfsdp_runtime *rt, const mfsdp_checkpoint_desc *desc,
                                                mfsdp_checkpoint **out) {
-  mfsdp_checkpoint *ck;
+  mfsdp_checkpoint *ck = NULL;
   mfsdp_status status;
-  void *memory;
   *out = NULL;
-  MFSDP_TRY(mfsdp__ck_check_desc(rt->context, desc));
-  MFSDP_TRY(mfsdp__ck_check_runtime(rt));
-  MFSDP_TRY(mfsdp_table_alloc(rt->context, 1, sizeof(*ck), "checkpoint", &memory));
-  ck = (mfsdp_checkpoint *)memory;
-  ck->rt = rt;
-  ck->context = rt->context;
-  ck->plan = rt->groups[0].plan;
-  ck->control = rt->groups[0].control;
-  ck->rank = rt->groups[0].rank;
-  ck->world = rt->groups[0].world;
-  ck->param_count = mfsdp_plan_param_count(ck->plan);
-  ck->io = *desc->io;
-  ck->max_file_nbytes = desc->max_file_nbytes;
-  ck->keep_last = desc->keep_last;
-  ck->timeout_us = desc->timeout_us;
-  ck->stage_nbytes = desc->stage_nbytes;
-  status = mfsdp__ck_make(ck, desc->folder);
+  if (rt->group_count > 1) MFSDP_TRY(mfsdp__runtime_usable(rt));
+  status = mfsdp__ck_alloc(rt, &ck);
+  if (status != MFSDP_OK && rt->group_count > 1) (void)mfsdp__runtime_failed(rt, status);
+  if (status == MFSDP_OK) status = mfsdp__ck_make(ck, desc);
   if (status == MFSDP_OK)
     *out = ck;
   else

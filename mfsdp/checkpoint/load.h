@@ -35,8 +35,10 @@ MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, const mfsdp__
 
 /* The master of a parameter that needs none here, but had one where it was saved. */
 MFSDP_API mfsdp__ck_place mfsdp__ck_find_master(const mfsdp__ck_load *load, int32_t param) {
-  const char *name = mfsdp_plan_param(load->ck->plan, param)->name;
-  const int64_t numel = mfsdp_plan_param_numel(load->ck->plan, param);
+  const mfsdp_checkpoint *ck = load->ck;
+  const char *name = mfsdp__ck_param(ck, param)->name;
+  const int64_t numel =
+      mfsdp_plan_param_numel(mfsdp__ck_plan(ck, param), ck->rt->params[param].index);
   mfsdp__ck_place place;
   char key[512];
   int32_t f;
@@ -56,22 +58,22 @@ MFSDP_API mfsdp__ck_place mfsdp__ck_find_master(const mfsdp__ck_load *load, int3
 /* Where a parameter's values come from: its master, if there is one in the files. */
 MFSDP_API mfsdp__ck_place mfsdp__ck_value_place(const mfsdp__ck_load *load, int32_t param) {
   const mfsdp_checkpoint *ck = load->ck;
-  const int32_t master = ck->param_tensors[MFSDP__CK_MASTER * ck->param_count + param];
+  const int32_t master = mfsdp__ck_tensor_of(ck, MFSDP__CK_MASTER, param);
   mfsdp__ck_place place;
   memset(&place, 0, sizeof(place));
   if (!load->weights_only && master >= 0)
     place = load->places[master];
   else if (!load->weights_only && load->convert)
     place = mfsdp__ck_find_master(load, param);
-  return place.tensor != NULL ? place : load->places[ck->param_tensors[param]];
+  return place.tensor != NULL ? place
+                              : load->places[mfsdp__ck_tensor_of(ck, MFSDP__CK_MODEL, param)];
 }
 
 /* A run of the model: the master and the compute copy from one reading. */
 MFSDP_API mfsdp_status mfsdp__ck_load_param(mfsdp__ck_load *load, const mfsdp__ck_run *run) {
   mfsdp_checkpoint *ck = load->ck;
-  int32_t piece_count = 0;
-  const mfsdp_piece *piece = mfsdp_plan_pieces(ck->plan, -1, &piece_count) + run->piece;
-  const mfsdp__ck_place place = mfsdp__ck_value_place(load, piece->param);
+  const mfsdp_piece *piece = mfsdp__ck_piece(ck, run);
+  const mfsdp__ck_place place = mfsdp__ck_value_place(load, run->param);
   const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
   int64_t done, count;
   if (place.tensor == NULL) return MFSDP_OK; /* allowed: it keeps its value */
@@ -163,7 +165,7 @@ MFSDP_API mfsdp_status mfsdp__ck_choose(mfsdp__ck_load *load, const char *name) 
   else if (name != NULL)
     (void)snprintf(own.name, sizeof(own.name), "%.39s", name);
   MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
-  memcpy(load->name, ((const mfsdp__ck_message *)ck->messages)[0].name, sizeof(load->name));
+  memcpy(load->name, ck->told.name, sizeof(load->name));
   return MFSDP_OK;
 }
 

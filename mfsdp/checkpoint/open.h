@@ -129,6 +129,47 @@ MFSDP_API mfsdp_status mfsdp__ck_open_set(mfsdp__ck_load *load, int32_t set) {
   return there ? mfsdp__ck_open_one(load, set, name) : MFSDP_OK;
 }
 
+/* ---- kinds of state that the runtime does not have ---- */
+
+enum { MFSDP__CK_STRAY = -1 }; /* the set of their files */
+
+typedef struct mfsdp__ck_stray {
+  const mfsdp_checkpoint *ck;
+  char last[MFSDP__CK_FILE_NBYTES]; /* the index looked at before */
+  char next[MFSDP__CK_FILE_NBYTES]; /* the first one by name after it; empty: none */
+} mfsdp__ck_stray;
+
+/* "optimizer.KIND.safetensors.index.json" of a KIND that is none of ours. */
+MFSDP_API void mfsdp__ck_visit_stray(void *user, const char *name) {
+  static const char head[] = "optimizer.", tail[] = ".safetensors.index.json";
+  const size_t h = sizeof(head) - 1, t = sizeof(tail) - 1, nbytes = strlen(name);
+  mfsdp__ck_stray *stray = (mfsdp__ck_stray *)user;
+  char kind[MFSDP__CK_FILE_NBYTES];
+  if (nbytes <= h + t || nbytes >= sizeof(kind) || strncmp(name, head, h) != 0 ||
+      strcmp(name + nbytes - t, tail) != 0)
+    return;
+  (void)snprintf(kind, sizeof(kind), "%.*s", (int)(nbytes - h - t), name + h);
+  if (mfsdp__ck_state_set(stray->ck, kind) >= 0 || strcmp(name, stray->last) <= 0) return;
+  if (stray->next[0] != '\0' && strcmp(name, stray->next) >= 0) return;
+  (void)snprintf(stray->next, sizeof(stray->next), "%s", name);
+}
+
+/* Opens them all, so that what is in them can be named. */
+MFSDP_API mfsdp_status mfsdp__ck_open_strays(mfsdp__ck_load *load) {
+  mfsdp_checkpoint *ck = load->ck;
+  const mfsdp__ck_path path = mfsdp__ck_path_of(ck, load->name, NULL);
+  mfsdp__ck_stray stray;
+  memset(&stray, 0, sizeof(stray));
+  stray.ck = ck;
+  for (;;) {
+    stray.next[0] = '\0';
+    MFSDP_TRY(mfsdp_io_list(ck->context, &ck->io, path.text, mfsdp__ck_visit_stray, &stray));
+    if (stray.next[0] == '\0') return MFSDP_OK;
+    MFSDP_TRY(mfsdp__ck_open_indexed(load, MFSDP__CK_STRAY, stray.next));
+    memcpy(stray.last, stray.next, sizeof(stray.last));
+  }
+}
+
 MFSDP_API void mfsdp__ck_close_all(mfsdp__ck_load *load) {
   mfsdp_checkpoint *ck = load->ck;
   int32_t i;
@@ -205,17 +246,16 @@ MFSDP_API int mfsdp__ck_expects(const mfsdp_checkpoint *ck, int32_t set, const c
   return 0;
 }
 
-MFSDP_API void mfsdp__ck_compare_set(mfsdp__ck_load *load, int32_t set) {
-  const mfsdp__ck_set *s = &load->ck->sets[set];
+/* What is in the files of a set and not in the runtime. */
+MFSDP_API void mfsdp__ck_compare_files(mfsdp__ck_load *load, int32_t set) {
   int32_t f, i;
-  for (i = s->tensor_first; i < s->tensor_first + s->tensor_count; ++i)
-    mfsdp__ck_compare(load, set, i);
   for (f = 0; f < load->file_count; ++f) {
     const mfsdp_safetensors *header = load->files[f].header;
     if (load->files[f].set != set) continue;
     for (i = 0; i < mfsdp_safetensors_count(header); ++i) {
       const char *name = mfsdp_safetensors_at(header, i)->name;
-      if (!mfsdp__ck_expects(load->ck, set, name) && !mfsdp__ck_is_loose(load, set))
+      if (set == MFSDP__CK_STRAY ||
+          (!mfsdp__ck_expects(load->ck, set, name) && !mfsdp__ck_is_loose(load, set)))
         mfsdp__ck_issue(load, MFSDP_CHECKPOINT_UNEXPECTED, load->allow_unexpected, name);
     }
   }
@@ -226,14 +266,20 @@ MFSDP_API mfsdp_status mfsdp__ck_open_all(mfsdp__ck_load *load) {
   mfsdp_checkpoint *ck = load->ck;
   const int32_t sets = load->weights_only ? 1 : ck->set_count;
   void *memory;
-  int32_t set;
+  int32_t set, i;
   MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)ck->tensor_count, sizeof(*load->places),
                               "places of tensors", &memory));
   load->places = (mfsdp__ck_place *)memory;
   for (set = 0; set < sets; ++set)
     MFSDP_TRY(mfsdp__ck_open_set(load, set));
-  for (set = 0; set < sets; ++set)
-    mfsdp__ck_compare_set(load, set);
+  if (!load->weights_only) MFSDP_TRY(mfsdp__ck_open_strays(load));
+  for (set = 0; set < sets; ++set) {
+    const mfsdp__ck_set *s = &ck->sets[set];
+    for (i = s->tensor_first; i < s->tensor_first + s->tensor_count; ++i)
+      mfsdp__ck_compare(load, set, i);
+    mfsdp__ck_compare_files(load, set);
+  }
+  mfsdp__ck_compare_files(load, MFSDP__CK_STRAY);
   if (load->refused[0] == '\0') return MFSDP_OK;
   return MFSDP_FAIL(ck->context, MFSDP_E_FORMAT,
                     "%.40s: %s (in all %d missing, %d unexpected, %d of another dtype)", load->name,

@@ -123,9 +123,9 @@ MFSDP_API mfsdp_status mfsdp__ck_write_own(mfsdp_checkpoint *ck, const mfsdp__ck
                                            int64_t *written) {
   int32_t first = 0, last;
   if (ck->rank != 0) MFSDP_TRY(mfsdp__ck_check_token(ck, save));
-  for (; first < ck->run_count; first = last) {
+  for (; first < ck->write_count; first = last) {
     const int32_t file = ck->tensor_files[ck->runs[first].tensor];
-    for (last = first + 1; last < ck->run_count; ++last)
+    for (last = first + 1; last < ck->write_count; ++last)
       if (ck->tensor_files[ck->runs[last].tensor] != file) break;
     MFSDP_TRY(mfsdp__ck_write_runs(ck, save, first, last, written));
   }
@@ -203,11 +203,9 @@ MFSDP_API mfsdp_status mfsdp__ck_write_index(mfsdp_checkpoint *ck, const mfsdp__
 
 /* Every byte of every file was written by someone: a hole would be zeros under the right name. */
 MFSDP_API mfsdp_status mfsdp__ck_check_written(mfsdp_checkpoint *ck) {
-  const mfsdp__ck_message *all = (const mfsdp__ck_message *)ck->messages;
-  int64_t written = 0, needed = 0;
-  int32_t r, s;
-  for (r = 0; r < ck->world; ++r)
-    written += all[r].value;
+  const int64_t written = ck->told.value;
+  int64_t needed = 0;
+  int32_t s;
   for (s = 0; s < ck->set_count; ++s)
     needed += ck->sets[s].data_nbytes;
   if (written == needed) return MFSDP_OK;
@@ -243,7 +241,7 @@ MFSDP_API mfsdp_status mfsdp__ck_phases(mfsdp_checkpoint *ck, mfsdp__ck_save *sa
   own.token = save->token;
   if (ck->rank == 0) status = mfsdp__ck_prepare(ck, save);
   MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
-  save->token = ((const mfsdp__ck_message *)ck->messages)[0].token;
+  save->token = ck->told.token;
   status = mfsdp__ck_write_own(ck, save, &own.value);
   MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
   status = mfsdp__ck_check_written(ck);
@@ -268,8 +266,8 @@ MFSDP_API void mfsdp__ck_end_save(mfsdp_checkpoint *ck, mfsdp__ck_save *save, mf
  * Saves masters, states and counts after the last step that ended, as <folder>/step-N, with
  * `strings` of the program's own (random seed, data position; the same on all ranks; NULL for
  * none). Collective, between two steps. COMPLETE: on OK the checkpoint survives a loss of power, and
- * `latest` names it. Its bytes depend neither on the number of ranks nor on the planner or the
- * transport.
+ * `latest` names it. Its bytes depend neither on the number of ranks nor on the planner, the
+ * transport, groups or replicas; of replicas the first one writes.
  * All ranks return the same status, with the message of the lowest rank that failed; then `latest`
  * still names what it named before. If only the removal of older checkpoints failed, it names the
  * new one, and the message says what could not be removed.
@@ -281,6 +279,7 @@ MFSDP_API void mfsdp__ck_end_save(mfsdp_checkpoint *ck, mfsdp__ck_save *save, mf
 MFSDP_API mfsdp_status mfsdp_checkpoint_save(mfsdp_checkpoint *ck,
                                              const mfsdp_safetensors_pair *strings,
                                              int32_t string_count) {
+  const mfsdp_control *control = ck->rt->groups[0].control;
   mfsdp_progress progress = mfsdp_progress_default();
   mfsdp__ck_save save;
   mfsdp_status status;
@@ -291,7 +290,7 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_save(mfsdp_checkpoint *ck,
   memset(&save, 0, sizeof(save));
   save.step = progress.step;
   save.token = mfsdp_hash_u64(mfsdp_hash_u64(ck->hash, (uint64_t)(uintptr_t)ck),
-                              (uint64_t)ck->control->ops->now_us(ck->control->self));
+                              (uint64_t)control->ops->now_us(control->self));
   save.lock_path = mfsdp__ck_path_of(ck, "lock", NULL);
   mfsdp__ck_name(save.step, ".attempt", save.attempt);
   status = mfsdp__ck_phases(ck, &save, &progress, strings, string_count);
