@@ -3,7 +3,7 @@
  * and old or new after a crash at every call. */
 #include "mfsdp/checkpoint.h"
 
-#include "runtime/runtime_rig.h"
+#include "runtime/groups_rig.h"
 #include "support/model_disk.h"
 
 #include "mfsdp/posix/io_posix.h"
@@ -531,6 +531,247 @@ TEST(Checkpoint, WrongCalls) {
                        return MFSDP_OK;
                      }),
       "");
+}
+
+/* ---- groups and replicas ---- */
+
+using test::Copies;
+using test::GroupsJob;
+using test::GroupsTrainer;
+using test::Links;
+
+/* A rank's trainer in several worlds, with its checkpoint. */
+struct GroupsSaver {
+  GroupsSaver(Rank *rank, Links *links, const GroupsJob *job, int32_t micro_batches,
+              ModelDisk *disk)
+      : trainer(rank, links, job, micro_batches), io(disk->io()),
+        desc(mfsdp_checkpoint_desc_default()) {
+    desc.io = &io;
+    desc.folder = "run";
+    desc.stage_nbytes = 1024;
+    desc.max_file_nbytes = 20000;
+  }
+  ~GroupsSaver() { mfsdp_checkpoint_destroy(checkpoint); }
+  mfsdp_status create() {
+    MFSDP_TRY(trainer.create());
+    return mfsdp_checkpoint_create(trainer.runtime, &desc, &checkpoint);
+  }
+  mfsdp_status save() {
+    const mfsdp_safetensors_pair mine = {"mine", "1"};
+    return mfsdp_checkpoint_save(checkpoint, &mine, 1);
+  }
+  mfsdp_status load() {
+    loaded = mfsdp_checkpoint_loaded_default();
+    return mfsdp_checkpoint_load(checkpoint, &how, &loaded);
+  }
+  mfsdp_status destroy() {
+    mfsdp_checkpoint_destroy(checkpoint);
+    checkpoint = nullptr;
+    return trainer.destroy();
+  }
+  GroupsTrainer trainer;
+  mfsdp_io io;
+  mfsdp_checkpoint_desc desc;
+  mfsdp_checkpoint *checkpoint = nullptr;
+  mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
+  mfsdp_checkpoint_loaded loaded;
+};
+
+std::vector<ref::Tensor> dense_tensors() { /* units 0, 2 and 4 */
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::elementwise("embed", 0, {120, 75})); /* three canonical blocks */
+  out.push_back(ref::matrix("qkv", 2, 12, 20));
+  out.push_back(ref::elementwise("norm", 2, {40}, 2));
+  out.push_back(ref::matrix("no_rows", 2, 0, 8));
+  out.push_back(ref::frozen("mask", 4, {9, 50}));
+  out.push_back(ref::tied("head", 4, out[0]));
+  return out;
+}
+/* Units 1 and 3; enough names for several messages. */
+std::vector<ref::Tensor> experts_a() {
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::experts("a.up", 1, 3, 8, 24));
+  out.push_back(ref::elementwise("a.bias", 1, {65}));
+  for (int i = 0; i < 30; ++i)
+    out.push_back(ref::matrix("a.gate" + std::to_string(i), 3, 4, 3 + i % 5));
+  return out;
+}
+std::vector<ref::Tensor> experts_b() {
+  std::vector<ref::Tensor> out;
+  out.push_back(ref::elementwise("b.table", 3, {100, 90}));
+  out.push_back(ref::frozen("b.code", 3, {3, 70}));
+  out.push_back(ref::conv("b.conv", 3, 6, 2, 2));
+  return out;
+}
+
+/* The same model in every layout: dense, a, b. */
+GroupsJob layout(const Copies &dense, const Copies &a, const Copies &b) {
+  GroupsJob job;
+  job.options = test::three_groups();
+  job.options.clip_norm = 1.5;
+  job.add_group(dense, dense_tensors());
+  job.add_instance(true, a, experts_a());
+  job.add_instance(false, b, experts_b());
+  return job;
+}
+/* One group, with replicas. */
+GroupsJob copies_layout(const Copies &copies) {
+  GroupsJob job;
+  std::vector<ref::Tensor> all = dense_tensors();
+  job.options = test::three_groups();
+  job.options.clip_norm = 1.5;
+  for (const ref::Tensor &t : experts_a())
+    all.push_back(t);
+  for (const ref::Tensor &t : experts_b())
+    all.push_back(t);
+  job.add_group(copies, all);
+  return job;
+}
+std::vector<GroupsJob> layouts(mfsdp_dtype dtype) {
+  std::vector<GroupsJob> out;
+  out.push_back(copies_layout({{0}})); /* one rank, one group, one copy */
+  out.push_back(layout({{0, 1, 2, 3}}, {{0, 2}}, {{1, 3}}));
+  out.push_back(layout({{2, 0, 3, 1}}, {{3}}, {{1, 0, 2}}));
+  out.push_back(layout({{0, 1}, {2, 3}}, {{0}, {2}}, {{3}, {1}}));
+  out.push_back(layout({{0, 1}, {2, 3}}, {{1, 0}}, {{2, 3}})); /* each inside one copy */
+  out.push_back(copies_layout({{0, 2}, {1, 3}}));
+  out.push_back(copies_layout({{0}, {1}, {2}}));
+  out.back().planner = MFSDP_PLANNER_ROUND_ROBIN;
+  for (GroupsJob &job : out)
+    test::set_dtypes(&job.model, -1, dtype, dtype, dtype);
+  return out;
+}
+
+std::string groups_train_and_save(const GroupsJob &job, int64_t steps, ModelDisk *disk) {
+  const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsSaver s(&rank, &links, &job, 2, disk);
+    MFSDP_TRY(s.create());
+    for (int64_t step = 0; step < steps; ++step)
+      MFSDP_TRY(s.trainer.step(step));
+    MFSDP_TRY(s.save());
+    return s.destroy();
+  });
+  return result.ok() ? "" : result.text();
+}
+
+/* Loads from one disk and saves to another. */
+std::string groups_copy(const GroupsJob &job, ModelDisk *from, ModelDisk *to) {
+  const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsSaver loads(&rank, &links, &job, 1, from);
+    mfsdp_checkpoint *saves = nullptr;
+    mfsdp_checkpoint_desc desc = loads.desc;
+    mfsdp_io io = to->io();
+    const mfsdp_safetensors_pair mine = {"mine", "1"};
+    desc.io = &io;
+    MFSDP_TRY(loads.create());
+    MFSDP_TRY(loads.load());
+    MFSDP_TRY(mfsdp_checkpoint_create(loads.trainer.runtime, &desc, &saves));
+    const mfsdp_status status = mfsdp_checkpoint_save(saves, &mine, 1);
+    mfsdp_checkpoint_destroy(saves);
+    MFSDP_TRY(status);
+    return loads.destroy();
+  });
+  return result.ok() ? "" : result.text();
+}
+
+/* One checkpoint is the union of the groups' names; its bytes tell nothing of groups or replicas. */
+TEST(Groups, TheSameBytesFromEveryLayout) {
+  for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16}) {
+    const std::vector<GroupsJob> all = layouts(dtype);
+    ModelDisk first;
+    ASSERT_EQ(groups_train_and_save(all[0], 2, &first), "");
+    ASSERT_EQ(first.files().count("run/step-2/optimizer.momentum.safetensors.index.json"), 1u);
+    for (std::size_t i = 1; i < all.size(); ++i) {
+      ModelDisk other;
+      ASSERT_EQ(groups_copy(all[i], &first, &other), "") << "layout " << i;
+      EXPECT_EQ(first.files(), other.files()) << "layout " << i;
+    }
+  }
+}
+
+/* Interrupted and resumed is as uninterrupted, in the same layout (the order of sums depends on it). */
+TEST(Groups, GoOnWithTheSameBits) {
+  std::size_t number = 0;
+  for (const GroupsJob &job : layouts(MFSDP_F32)) {
+    const Expected expected = job.expected(2, 3);
+    ModelDisk disk;
+    ASSERT_EQ(groups_train_and_save(job, 2, &disk), "");
+    const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsSaver s(&rank, &links, &job, 2, &disk);
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.load());
+      MFSDP_TRY(s.trainer.step(2));
+      s.trainer.compare(expected, 2);
+      return s.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << "layout " << number << "\n" << result.text();
+    ++number;
+  }
+}
+
+/* FAULTS c2 for replicas: what the others would have written is not missing, and not written twice. */
+TEST(Groups, OnlyTheFirstReplicaWrites) {
+  const GroupsJob job = copies_layout({{0, 2}, {1, 3}});
+  ModelDisk disk;
+  const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsSaver s(&rank, &links, &job, 1, &disk);
+    MFSDP_TRY(s.create());
+    const bool first = s.trainer.places[0].copy == 0;
+    require((s.checkpoint->write_count > 0) == first, "who writes");
+    require(s.checkpoint->run_count > 0, "all read");
+    MFSDP_TRY(s.save());
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+TEST(Groups, ANameInTwoInstances) {
+  GroupsJob job = layout({{0, 1, 2, 3}}, {{0, 2}}, {{1, 3}});
+  job.groups[1].pop_back();
+  job.add_instance(false, {{1, 3}},
+                   {ref::matrix("x", 1, 4, 4), ref::elementwise("a.bias", 1, {9})});
+  ModelDisk disk;
+  const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsSaver s(&rank, &links, &job, 1, &disk);
+    MFSDP_TRY(s.trainer.create());
+    test::must_fail(rank, mfsdp_checkpoint_create(s.trainer.runtime, &s.desc, &s.checkpoint),
+                    MFSDP_E_ARGUMENT, "two groups have a parameter 'a.bias'");
+    MFSDP_TRY(s.trainer.step(0)); /* nothing else is wrong */
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* A rank whose description is wrong, or whose memory is: all are told, and may try again. */
+TEST(Groups, AFailureOfOneRankReachesAll) {
+  const GroupsJob job = layout({{0, 1}, {2, 3}}, {{0}, {2}}, {{3}, {1}});
+  ModelDisk disk;
+  bool failed = true;
+  const int64_t told = 2; /* before, a rank cannot say anything */
+  for (int64_t n = -1; failed; n = n < 0 ? told : n + (MFSDP_TEST_SANITIZER ? 5 : 1)) {
+    const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+      GroupsSaver s(&rank, &links, &job, 1, &disk);
+      const bool bad = rank.rank == 2;
+      MFSDP_TRY(s.trainer.create());
+      const std::size_t before = rank.memory->live_nbytes();
+      if (n >= 0 && bad) rank.memory->fail_at(n);
+      if (n < 0 && bad) s.desc.keep_last = -1;
+      const mfsdp_status status =
+          mfsdp_checkpoint_create(s.trainer.runtime, &s.desc, &s.checkpoint);
+      if (bad && n >= 0) failed = rank.memory->failed();
+      if (bad) rank.memory->fail_at(-1);
+      MFSDP_TRY(rank.barrier());
+      if (failed) {
+        test::must_fail(rank, status, n < 0 ? MFSDP_E_ARGUMENT : MFSDP_E_MEMORY, "rank 2");
+        require(rank.memory->live_nbytes() == before, "something is held");
+        s.desc.keep_last = 0;
+        MFSDP_TRY(mfsdp_checkpoint_create(s.trainer.runtime, &s.desc, &s.checkpoint));
+      }
+      return s.destroy();
+    });
+    ASSERT_TRUE(result.ok()) << "allocation " << n << "\n" << result.text();
+    ASSERT_LT(n, 200);
+  }
 }
 
 /* The real one: what the model promises, in a folder of the system. */
