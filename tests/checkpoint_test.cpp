@@ -6,12 +6,12 @@
 #include "runtime/groups_rig.h"
 #include "support/model_disk.h"
 
-#include "mfsdp/posix/io_posix.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <set>
+
+#include "support/failing_posix.h"
 
 namespace {
 
@@ -26,9 +26,12 @@ using test::Trainer;
 /* A trainer with its checkpoint. */
 struct Saver {
   Saver(Rank *rank, const Job *job, int32_t micro_batches, ModelDisk *disk)
-      : trainer(rank, job, micro_batches), io(disk->io()), desc(mfsdp_checkpoint_desc_default()) {
+      : Saver(rank, job, micro_batches, disk->io(), "run") {}
+  Saver(Rank *rank, const Job *job, int32_t micro_batches, const mfsdp_io &its_io,
+        const char *folder)
+      : trainer(rank, job, micro_batches), io(its_io), desc(mfsdp_checkpoint_desc_default()) {
     desc.io = &io;
-    desc.folder = "run";
+    desc.folder = folder;
     desc.stage_nbytes = 1024; /* several parts for most runs */
   }
   ~Saver() { mfsdp_checkpoint_destroy(checkpoint); }
@@ -126,11 +129,11 @@ struct Found {
   }
 };
 
-Found look(const Job &job, ModelDisk *disk, int32_t world = 1) {
+Found look(const Job &job, const mfsdp_io &io, const char *folder, int32_t world = 1) {
   Found found;
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
     uint64_t hash = 0;
-    Saver s(&rank, &job, 2, disk);
+    Saver s(&rank, &job, 2, io, folder);
     MFSDP_TRY(s.create());
     MFSDP_TRY(s.load());
     MFSDP_TRY(s.trainer.hash(&hash));
@@ -142,6 +145,26 @@ Found look(const Job &job, ModelDisk *disk, int32_t world = 1) {
   });
   if (!result.ok()) found.error = result.text();
   return found;
+}
+Found look(const Job &job, ModelDisk *disk, int32_t world = 1) {
+  return look(job, disk->io(), "run", world);
+}
+
+/* Loads from one disk and saves to another. */
+std::string load_and_save(const Job &job, int32_t world, ModelDisk *from, ModelDisk *to,
+                          int64_t max_file_nbytes) {
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, world), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, from);
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    mfsdp_checkpoint_destroy(s.checkpoint);
+    s.io = to->io();
+    s.desc.max_file_nbytes = max_file_nbytes;
+    MFSDP_TRY(mfsdp_checkpoint_create(s.trainer.runtime, &s.desc, &s.checkpoint));
+    MFSDP_TRY(s.save());
+    return s.destroy();
+  });
+  return result.ok() ? "" : result.text();
 }
 
 Job dtype_job(mfsdp_dtype compute, mfsdp_dtype grad) {
@@ -167,8 +190,14 @@ TEST(Checkpoint, EveryWorldGoesOnWithTheSameBits) {
       EXPECT_EQ(first.files(), other.files()) << "saved by " << world;
       EXPECT_EQ(load_and_train(job, world, 2, expected, &first), "");
     }
-    for (int32_t world : {7, 9})
+    /* Worlds that do not divide the blocks: loaded, and saved again. */
+    for (int32_t world : {7, 9}) {
+      ModelDisk other;
+      job.planner = world == 7 ? MFSDP_PLANNER_BALANCED : MFSDP_PLANNER_ROUND_ROBIN;
       EXPECT_EQ(look(job, &first, world).hash, look(job, &first).hash) << "loaded by " << world;
+      ASSERT_EQ(load_and_save(job, world, &first, &other, 20000), "");
+      EXPECT_EQ(first.files(), other.files()) << "saved by " << world;
+    }
   }
 }
 
@@ -416,6 +445,49 @@ TEST(Checkpoint, StrictUnlessAsked) {
                 [](Saver &s) { require(s.loaded.progress.step == 0, "step"); }),
             "");
   EXPECT_TRUE(says(load_other(small, small, [](Saver &s) { s.how.name = "step-7"; }), "step-7"));
+}
+
+/* Every name is reported, on every rank, also of a kind of state that the runtime does not have. */
+TEST(Checkpoint, MissingAndUnexpectedAreNamed) {
+  struct Seen {
+    std::vector<std::string> missing, unexpected;
+    static void report(void *user, mfsdp_checkpoint_issue issue, const char *tensor) {
+      Seen *seen = static_cast<Seen *>(user);
+      (issue == MFSDP_CHECKPOINT_MISSING ? seen->missing : seen->unexpected).push_back(tensor);
+    }
+  };
+  const std::vector<std::string> momenta = {"a.momentum", "b.momentum", "c.momentum"};
+  const std::vector<std::string> averages = {"a.exp_avg",    "b.exp_avg",    "c.exp_avg",
+                                             "a.exp_avg_sq", "b.exp_avg_sq", "c.exp_avg_sq"};
+  const Job muon = small_job();
+  Job adamw = muon;
+  for (ref::Tensor &t : adamw.model.tensors)
+    t.group = 1;
+  const std::string to_adamw = load_other(muon, adamw, [](Saver &s) { s.how.allow_missing = 1; });
+  EXPECT_TRUE(says(to_adamw, "'a.momentum' is not expected")) << to_adamw;
+  EXPECT_TRUE(says(to_adamw, "in all 6 missing, 3 unexpected")) << to_adamw;
+  for (const bool forward : {true, false}) {
+    Seen seen[2];
+    std::atomic<int> next(0);
+    EXPECT_EQ(load_other(
+                  forward ? muon : adamw, forward ? adamw : muon,
+                  [&](Saver &s) {
+                    s.how.allow_missing = s.how.allow_unexpected = 1;
+                    s.how.report = Seen::report;
+                    s.how.user = &seen[next++];
+                  },
+                  [&](Saver &s) {
+                    require(s.loaded.missing_count == (forward ? 6 : 3), "missing_count");
+                    require(s.loaded.unexpected_count == (forward ? 3 : 6), "unexpected_count");
+                  }),
+              "");
+    for (const Seen &rank : seen) {
+      EXPECT_EQ(rank.missing, forward ? averages : momenta);
+      EXPECT_EQ(rank.unexpected, forward ? momenta : averages);
+    }
+  }
+  /* Weights alone: what the optimizer had does not matter. */
+  EXPECT_EQ(load_other(muon, adamw, [](Saver &s) { s.how.weights_only = 1; }), "");
 }
 
 /* A conversion takes the masters where there are some: nothing is rounded twice. */
@@ -772,6 +844,152 @@ TEST(Groups, AFailureOfOneRankReachesAll) {
     ASSERT_TRUE(result.ok()) << "allocation " << n << "\n" << result.text();
     ASSERT_LT(n, 200);
   }
+}
+
+/* ---- the system's files ---- */
+
+class PosixCheckpoint : public ::testing::Test {
+protected:
+  void SetUp() override {
+    char name[] = "/tmp/mfsdp_checkpoint_XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder_ = name;
+    calls_.reset();
+  }
+  void TearDown() override {
+    calls_.reset();
+    test::remove_folder(folder_);
+  }
+  /* Two ranks train `steps` from nothing and save; the outcome of both. */
+  Outcome save(int64_t steps, int32_t keep_last = 1) {
+    Outcome outcome;
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job_, 2), [&](Rank &rank) {
+      Saver s(&rank, &job_, 1, mfsdp_io_posix(), folder_.c_str());
+      s.desc.keep_last = keep_last;
+      s.desc.stage_nbytes = 64;
+      MFSDP_TRY(s.create());
+      for (int64_t i = 0; i < steps; ++i)
+        MFSDP_TRY(s.trainer.step(i));
+      outcome.status[rank.rank] = s.save();
+      outcome.message[rank.rank] = mfsdp_context_error(&rank.context)->message;
+      return s.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+    outcome.calls = calls_.total;
+    return outcome;
+  }
+  Found found() { return look(job_, mfsdp_io_posix(), folder_.c_str()); }
+  /* Saves step 1 and notes it, saves step 2 and notes that, and goes back to step 1. */
+  void two_steps() {
+    ASSERT_EQ(save(1).status[0], MFSDP_OK);
+    old_ = found();
+    files_ = test::read_files(folder_);
+    ASSERT_EQ(save(2).status[0], MFSDP_OK);
+    new_ = found();
+    ASSERT_EQ(old_.step + new_.step * 10, 21) << old_.error << new_.error;
+    after_ = test::read_files(folder_);
+    test::write_files(folder_, files_);
+  }
+  void expect_old_or_new(const std::string &what) {
+    const Found now = found();
+    EXPECT_EQ(now.error, "") << what;
+    EXPECT_EQ(now.hash, now.step == 1 ? old_.hash : new_.hash) << what << ", step " << now.step;
+  }
+
+  const Job job_ = small_job();
+  test::SystemCalls &calls_ = test::system_calls();
+  std::string folder_;
+  Found old_, new_;
+  std::map<std::string, std::string> files_, after_;
+};
+
+/* FAULTS c3: each write, fsync, open, rename and mkdir in turn. */
+TEST_F(PosixCheckpoint, EachSystemCallThatFailsLosesNothing) {
+  struct Kind {
+    test::SystemCall call;
+    int64_t least; /* so many of them are in a save */
+  };
+  const Kind kinds[] = {{test::kOpen, 20},
+                        {test::kWrite, 100},
+                        {test::kSync, 20},
+                        {test::kRename, 3},
+                        {test::kMakeFolder, 2}};
+  const int errors[] = {EIO, ENOSPC, EDQUOT};
+  const char *const reasons[] = {"the device failed", "no space left", "the quota is used up"};
+  two_steps();
+  for (const Kind &kind : kinds) {
+    int64_t n = 1;
+    /* Of writes, many of which are alike, every seventh. */
+    for (int64_t stride = kind.call == test::kWrite ? 7 : 1;; n += stride) {
+      bool failed = false;
+      for (int e = 0; e < 3; ++e) {
+        if (kind.least > 3 && n % 3 != e) continue; /* one error for each of many */
+        const std::string what =
+            "call " + std::to_string(kind.call) + " number " + std::to_string(n);
+        test::write_files(folder_, files_);
+        calls_.reset();
+        calls_.fail(kind.call, n, errors[e]);
+        const Outcome outcome = save(2);
+        failed = calls_.failed;
+        calls_.reset();
+        if (!failed) break;
+        EXPECT_EQ(outcome.status[0], MFSDP_E_IO) << what << ": " << outcome.message[0];
+        EXPECT_EQ(outcome.status[1], MFSDP_E_IO) << what;
+        EXPECT_EQ(outcome.message[0], outcome.message[1]) << what;
+        EXPECT_TRUE(says(outcome.message[0], reasons[e])) << what << ": " << outcome.message[0];
+        expect_old_or_new(what);
+      }
+      if (!failed) break;
+    }
+    EXPECT_GT(n, kind.least) << "call " << kind.call;
+  }
+  /* And the next save cleans up whatever was left. */
+  EXPECT_EQ(save(2).status[0], MFSDP_OK);
+  EXPECT_EQ(test::read_files(folder_), after_);
+}
+
+TEST_F(PosixCheckpoint, InterruptedAndHalvedCallsChangeNothing) {
+  two_steps();
+  calls_.interrupted = calls_.halves = true;
+  const Outcome outcome = save(2);
+  EXPECT_EQ(outcome.status[0], MFSDP_OK) << outcome.message[0];
+  EXPECT_EQ(found().hash, new_.hash);
+  EXPECT_EQ(test::read_files(folder_), after_);
+}
+
+/* FAULTS c1: a process is killed at each of its calls, writes half done; what it leaves loads. */
+TEST_F(PosixCheckpoint, KilledAtEachCallOfASave) {
+  if (MFSDP_TEST_SANITIZER) GTEST_SKIP() << "a test of files, not of memory; forks";
+  two_steps();
+  int64_t n = 1, news = 0;
+  for (;; ++n) {
+    test::write_files(folder_, files_);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) { /* nobody else runs in this process: ranks have been joined */
+      calls_.reset();
+      calls_.kill_at = n;
+      _exit(save(2).status[0] == MFSDP_OK ? 0 : 1);
+    }
+    int how = 0;
+    ASSERT_EQ(waitpid(child, &how, 0), child);
+    if (WIFEXITED(how)) {
+      EXPECT_EQ(WEXITSTATUS(how), 0);
+      break;
+    }
+    ASSERT_TRUE(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL) << "call " << n;
+    const Found now = found();
+    ASSERT_EQ(now.error, "") << "call " << n;
+    ASSERT_EQ(now.hash, now.step == 1 ? old_.hash : new_.hash) << "call " << n;
+    news += now.step == 2;
+    if (n % 10 != 0) continue;
+    EXPECT_EQ(save(2).status[0], MFSDP_OK); /* over what is left */
+    EXPECT_EQ(test::read_files(folder_), after_) << "call " << n;
+  }
+  RecordProperty("points", static_cast<int>(n - 1));
+  EXPECT_GT(n, 200);
+  EXPECT_GT(news, 0);
+  EXPECT_LT(news, 40);
 }
 
 /* The real one: what the model promises, in a folder of the system. */

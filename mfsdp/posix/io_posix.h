@@ -143,8 +143,12 @@ MFSDP_API mfsdp_status mfsdp__posix_sync_folder(void *self, const char *path, mf
 MFSDP_API mfsdp_status mfsdp__posix_make_folder(void *self, const char *path, int32_t *existed,
                                                 mfsdp_error *error) {
   struct stat info;
+  int result;
   (void)self;
-  if (mkdir(path, 0777) == 0) return MFSDP_OK;
+  do
+    result = mkdir(path, 0777);
+  while (result != 0 && errno == EINTR);
+  if (result == 0) return MFSDP_OK;
   if (errno != EEXIST) return mfsdp__posix_fail(error, errno);
   if (stat(path, &info) != 0) return mfsdp__posix_fail(error, errno);
   if (!S_ISDIR(info.st_mode)) return mfsdp__posix_fail(error, ENOTDIR);
@@ -154,13 +158,21 @@ MFSDP_API mfsdp_status mfsdp__posix_make_folder(void *self, const char *path, in
 
 MFSDP_API mfsdp_status mfsdp__posix_rename(void *self, const char *from, const char *to,
                                            mfsdp_error *error) {
+  int result;
   (void)self;
-  return rename(from, to) == 0 ? MFSDP_OK : mfsdp__posix_fail(error, errno);
+  do
+    result = rename(from, to);
+  while (result != 0 && errno == EINTR);
+  return result == 0 ? MFSDP_OK : mfsdp__posix_fail(error, errno);
 }
 
 MFSDP_API mfsdp_status mfsdp__posix_remove(void *self, const char *path, mfsdp_error *error) {
+  int result;
   (void)self;
-  return remove(path) == 0 ? MFSDP_OK : mfsdp__posix_fail(error, errno);
+  do
+    result = remove(path);
+  while (result != 0 && errno == EINTR);
+  return result == 0 ? MFSDP_OK : mfsdp__posix_fail(error, errno);
 }
 
 MFSDP_API mfsdp_status mfsdp__posix_list(void *self, const char *path, mfsdp_io_name visit,
