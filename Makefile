@@ -4,7 +4,8 @@
 #
 # Variables: CC CXX CPPFLAGS CFLAGS CXXFLAGS LDFLAGS MARCH=native WERROR=0|1 JOBS=2
 #            V=1 (print whole commands)   UBSAN_MESSAGES=1 (test-asan says what it traps on)
-#            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   MPI_CFLAGS MPI_LIBS (any MPI-3)   GTEST_DIR (compile GoogleTest from there)
+#            CBLAS_CFLAGS CBLAS_LIBS (any CBLAS)   LAPACKE_CFLAGS LAPACKE_LIBS (any LAPACKE)
+#            MPI_CFLAGS MPI_LIBS (any MPI-3)   GTEST_DIR (compile GoogleTest from there)
 #            TESTS=text (only test programs with this in their path)   DATA=file (the demo's text)   BENCH_ARGS
 
 # `make -n` makes included files for real: it must not install packages.
@@ -29,6 +30,8 @@ MARCH ?= native
 WERROR ?= $(if $(CI),1,0)
 CBLAS_CFLAGS ?=
 CBLAS_LIBS ?=
+LAPACKE_CFLAGS ?=
+LAPACKE_LIBS ?=
 MPI_CFLAGS ?=
 MPI_LIBS ?=
 GTEST_DIR ?=
@@ -38,7 +41,7 @@ endif
 TESTS ?=
 DATA ?=
 FUZZ_SECONDS ?= 60
-export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR DATA
+export JOBS CC CXX CFLAGS LDFLAGS CBLAS_CFLAGS CBLAS_LIBS LAPACKE_CFLAGS LAPACKE_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR DATA
 
 # $(call say,WORD,FILE): a short line instead of the command, unless V=1
 say = $(if $(filter 1,$(V)),,@printf '%-5s %s\n' '$1' '$2';)
@@ -98,7 +101,7 @@ build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
 	@for kind in $(SETUP); do scripts/setup.sh $$kind || exit 1; done
 	@[ -e $@ ] || touch $@
 
-PROBE_INPUTS = $(CC) | $(CXX) | $(CFLAGS) | $(LDFLAGS) | $(CBLAS_CFLAGS) | $(CBLAS_LIBS) | $(MPI_CFLAGS) | $(MPI_LIBS) | $(GTEST_DIR)
+PROBE_INPUTS = $(CC) | $(CXX) | $(CFLAGS) | $(LDFLAGS) | $(CBLAS_CFLAGS) | $(CBLAS_LIBS) | $(LAPACKE_CFLAGS) | $(LAPACKE_LIBS) | $(MPI_CFLAGS) | $(MPI_LIBS) | $(GTEST_DIR)
 build/inputs.stamp: FORCE
 	@mkdir -p build
 	@echo '$(PROBE_INPUTS)' | cmp -s - $@ || echo '$(PROBE_INPUTS)' >$@

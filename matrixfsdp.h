@@ -13,6 +13,7 @@
  *   simulate.h          time and bytes of a step on a cluster that need not be at hand
  *   newton_schulz.h     orthogonalize one matrix
  *   muon.h, adamw.h     update one tensor
+ *   shampoo.h, soap.h   update one matrix, by a backend with eigenvectors
  *   optimizer.h         route many local tensors
  *   collective.h        owner-segment gather and reduce over your transport
  *   runtime.h           units, steps, verdicts: all of the above in a training loop
@@ -23,12 +24,14 @@
  *
  * and one from each of the folders that touch the outside:
  *
- *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h
+ *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h; any LAPACKE
+ *                                   through math_lapacke.h, for Shampoo and SOAP
  *   mfsdp/host/transport_threads.h  ranks are threads of this process
  *   mfsdp/posix/io_posix.h          files, for checkpoints
  *
  * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
- * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS. POSIX 2008 for host/.
+ * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS; math_lapacke.h: -llapacke.
+ *        POSIX 2008 for host/.
  *
  * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI,
  * CUDA, NCCL (README.md has the list).
@@ -50,11 +53,14 @@
 #include "mfsdp/newton_schulz.h"
 #include "mfsdp/optimizer.h"
 #include "mfsdp/plan.h"
+#include "mfsdp/precondition.h"
 #include "mfsdp/random.h"
 #include "mfsdp/runtime.h"
 #include "mfsdp/safetensors.h"
+#include "mfsdp/shampoo.h"
 #include "mfsdp/shard.h"
 #include "mfsdp/simulate.h"
+#include "mfsdp/soap.h"
 #include "mfsdp/status.h"
 #include "mfsdp/transport.h"
 #include "mfsdp/types.h"

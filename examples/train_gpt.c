@@ -22,6 +22,9 @@
 #if MFSDP_EXAMPLE_CBLAS
 #include "mfsdp/host/math_cblas.h"
 #endif
+#if MFSDP_EXAMPLE_LAPACKE
+#include "mfsdp/host/math_lapacke.h"
+#endif
 
 #include <math.h>
 #include <signal.h>
@@ -430,6 +433,9 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   job->math = mfsdp_host_math_cblas();
 #else
   job->math = mfsdp_host_math_loops();
+#endif
+#if MFSDP_EXAMPLE_LAPACKE
+  job->lapack = mfsdp_host_lapacke();
 #endif
   gpt_job_set_dtype(job);
   return GPT_OK;

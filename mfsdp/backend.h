@@ -105,7 +105,7 @@ typedef enum mfsdp_fused_op {
   MFSDP_FUSED_MUON_ROWS
 } mfsdp_fused_op;
 
-#define MFSDP_FUSED_STATE_COUNT 4
+#define MFSDP_FUSED_STATE_COUNT 7
 
 /* One tensor piece of a fused pass. Tables of items lie in DEVICE space; so do all pointers. */
 typedef struct mfsdp_fused_item {
@@ -151,6 +151,122 @@ typedef struct mfsdp_fused_args {
   double beta1, beta2, eps;                      /* AdamW; the last two MUON_ROWS too */
   double momentum, grad_weight, nesterov_weight; /* Muon */
 } mfsdp_fused_args;
+
+/* ---- decompositions: what Shampoo and SOAP need beside products ---- */
+
+/* A word in DEVICE memory on which the wish for a result depends, so that the host need not know:
+ * NULL: it is wanted. Else it is wanted where *word is 0 (when_zero 1) or is not 0 (when_zero 0);
+ * otherwise the outputs are undefined, and a backend may leave the work out. */
+typedef struct mfsdp_when {
+  const float *word;
+  int32_t when_zero;
+} mfsdp_when;
+
+/*
+ * a = V^T diag(values) V for a symmetric n x n matrix, all F32 and row-major: row i of `vectors` is the
+ * unit eigenvector of values[i], values ascending. (For a column-major library that means: eigenvectors
+ * as columns, as LAPACK and cuSOLVER write them, without a transposition.) Their signs, and the basis
+ * of equal values, are the library's. Where a holds a number that is not finite, all of vectors and
+ * values are NaN and the queue goes on. E_BACKEND, from the queue: no convergence.
+ */
+typedef struct mfsdp_eigh_args {
+  size_t struct_nbytes;
+  mfsdp_mat a, vectors; /* no overlap; batch_stride is not read */
+  float *values;        /* DEVICE, n */
+  mfsdp_when when;
+  void *workspace; /* DEVICE */
+  size_t workspace_nbytes;
+} mfsdp_eigh_args;
+
+/*
+ * The rows of a n x n matrix, orthonormalized from the first to the last: a = L q with L lower
+ * triangular and q orthogonal, all F32 and row-major (for a column-major library: the QR factorization
+ * of the columns that it sees). By Householder reflections: q is orthogonal whatever a's rank, and the diagonal of
+ * L may be negative. a that is not finite: q is NaN, and the queue goes on.
+ */
+typedef struct mfsdp_qr_args {
+  size_t struct_nbytes;
+  mfsdp_mat a, q; /* q may be a; batch_stride is not read */
+  mfsdp_when when;
+  void *workspace; /* DEVICE */
+  size_t workspace_nbytes;
+} mfsdp_qr_args;
+
+/* ---- passes of Shampoo and SOAP over one matrix ---- */
+
+/* State arrays of an item, by index. A side that has no preconditioner has arrays of no elements. */
+enum {
+  MFSDP_STATE_EXP_AVG = 0, /* rows x cols: first moment; SOAP: in the bases */
+  MFSDP_STATE_GRAM_LEFT,   /* rows x rows: average of G G^T */
+  MFSDP_STATE_GRAM_RIGHT,  /* cols x cols: average of G^T G */
+  MFSDP_STATE_SIDE_LEFT, /* Shampoo: inverse 4th root of it. SOAP: its basis, a vector in each row */
+  MFSDP_STATE_SIDE_RIGHT,
+  MFSDP_STATE_EXP_AVG_SQ, /* rows x cols: second moment; SOAP: in the bases. Shampoo: AdamW grafting */
+  MFSDP_STATE_UPDATES     /* SOAP: one number: gradients taken since the bases were made */
+};
+
+/* How Shampoo's direction gets its size. */
+typedef enum mfsdp_graft {
+  MFSDP_GRAFT_ADAMW = 1, /* the norm of AdamW's direction */
+  MFSDP_GRAFT_SGD,       /* the norm of the first moment */
+  MFSDP_GRAFT_NONE       /* its own */
+} mfsdp_graft;
+
+typedef enum mfsdp_precondition_op {
+  MFSDP_SHAMPOO_PREPARE = 1,
+  MFSDP_SHAMPOO_ROOTS, /* one side: the root in use */
+  MFSDP_SHAMPOO_SCALE, /* one side: eigenvectors by the roots of their values */
+  MFSDP_SHAMPOO_COMMIT,
+  MFSDP_SOAP_PREPARE,
+  MFSDP_SOAP_MOMENTS,
+  MFSDP_SOAP_SORT,  /* one side: what qr will get */
+  MFSDP_SOAP_START, /* one side: the first basis */
+  MFSDP_SOAP_COMMIT
+} mfsdp_precondition_op;
+
+/*
+ * The arrays of one matrix, all DEVICE and fp32. Names with next_ are candidates: they become state in
+ * COMMIT, which is predicated. f(x) as at mfsdp_fused_args; moments and steps are single float
+ * operations in the order written. t = scalars->applied_steps, or, of SOAP, state UPDATES.
+ * SHAMPOO_PREPARE:  g = grad * f(grad_scale * (clipped ? clip_scale : 1))
+ *                   next_exp_avg = f(beta1) * exp_avg + f(1 - beta1) * g
+ *                   AdamW grafting: next_exp_avg_sq = f(beta2) * exp_avg_sq + (f(1 - beta2) * g) * g
+ * SHAMPOO_ROOTS:    next_side = state SIDE, or I while that is all zeros (its first element is)
+ * SHAMPOO_SCALE:    row i of square *= f((c values_i - min(0, c values_0) + eps)^(-1/8)),
+ *                   c = gram_beta < 1 ? 1 / (1 - gram_beta^t) : 1
+ * SHAMPOO_COMMIT:   m = next_exp_avg / (1 - beta1^t), v = next_exp_avg_sq / (1 - beta2^t) (in double,
+ *                   for norms alone); s = NONE: 1 / (1 - beta1^t); SGD: |m| / |direction|;
+ *                   ADAMW: |m / (sqrt(v) + graft_eps)| / |direction|; 0 where |direction| is 0
+ *                   w = w * f(1 - lr * weight_decay);  w = w - f(lr * s) * direction
+ *                   all next_ but next_side to the state, that too with `refresh`
+ * SOAP_PREPARE:     g as above
+ * SOAP_MOMENTS:     projected holds G in the bases: next_exp_avg and next_exp_avg_sq of it as above,
+ *                   projected = next_exp_avg / (sqrtf(next_exp_avg_sq) + f(eps))
+ * SOAP_SORT:        estimate_i = square_i . SIDE_i (row dots in double, square = SIDE GRAM); rows of
+ *                   square in descending order of it to next_side, and next_exp_avg_sq along this
+ *                   side in the same order to `other`; equal ones keep their order
+ * SOAP_START:       t 0 only: rows of square (eigenvectors, ascending) in reverse to next_side
+ * SOAP_COMMIT:      t 0: the Gram matrices to the state; with `start` the sides too, and t = 1
+ *                   else: w = w - f(lr * sqrt(1 - beta2^t) / (1 - beta1^t)) * direction
+ *                         w = w * f(1 - lr * weight_decay), state as Shampoo's, t = t + 1
+ * PREPARE and COMMIT write nothing when scalars->skip is set or the item is not present, and COMMIT
+ * nothing where a candidate is not finite (the square of a gradient beyond 1e18 may not be).
+ */
+typedef struct mfsdp_precondition_args {
+  size_t struct_nbytes;
+  mfsdp_precondition_op op;
+  int32_t side;          /* 0 left, 1 right; of the passes over one side */
+  int64_t rows, cols;    /* at least 1 of each */
+  mfsdp_fused_item item; /* by value: master, param, grad, states, count, present_index are read */
+  float *grad, *next_exp_avg, *next_exp_avg_sq, *other, *projected, *direction; /* rows x cols */
+  float *next_gram[2], *next_side[2]; /* NULL: a side without a preconditioner */
+  float *square, *values;             /* of the longer side: squared, and three times its length */
+  int32_t refresh, start, clipped;
+  mfsdp_graft graft;
+  double beta1, beta2, gram_beta, eps, graft_eps;
+  const mfsdp_step_scalars *scalars; /* DEVICE */
+  const uint32_t *present;           /* DEVICE; NULL: present */
+} mfsdp_precondition_args;
 
 /* ---- the verdict: from every rank's scalar message to this step's scalars ---- */
 
@@ -267,12 +383,14 @@ typedef struct mfsdp_backend_ops {
   mfsdp_status (*normalize)(void *self, mfsdp_queue *queue,
                             const mfsdp_normalize_args *args);                         /* R */
   mfsdp_status (*fused)(void *self, mfsdp_queue *queue, const mfsdp_fused_args *args); /* R */
-  /* O. Eigenvectors of symmetric a as columns of `vectors`, ascending `values` (float). */
-  mfsdp_status (*eigh)(void *self, mfsdp_queue *queue, mfsdp_mat a, mfsdp_mat vectors,
-                       float *values, void *workspace, size_t workspace_nbytes);
-  /* O. q = orthonormal factor of a. */
-  mfsdp_status (*qr)(void *self, mfsdp_queue *queue, mfsdp_mat a, mfsdp_mat q, void *workspace,
-                     size_t workspace_nbytes);
+  /* O. Bytes of DEVICE workspace, aligned to MFSDP_ALIGN_NBYTES, that eigh of n x n, or qr of n rows of
+   * n, may use. COMPLETE. n at least 0. */
+  mfsdp_status (*eigh_workspace_nbytes)(void *self, mfsdp_context *context, int64_t n, size_t *out);
+  mfsdp_status (*qr_workspace_nbytes)(void *self, mfsdp_context *context, int64_t n, size_t *out);
+  mfsdp_status (*eigh)(void *self, mfsdp_queue *queue, const mfsdp_eigh_args *args); /* O */
+  mfsdp_status (*qr)(void *self, mfsdp_queue *queue, const mfsdp_qr_args *args);     /* O */
+  /* O. The passes of Shampoo and SOAP that are no products. */
+  mfsdp_status (*precondition)(void *self, mfsdp_queue *queue, const mfsdp_precondition_args *args);
 } mfsdp_backend_ops;
 
 typedef struct mfsdp_backend {

@@ -23,6 +23,8 @@
 #include "muon.h"
 #include "optimizer/algorithm.h"
 #include "optimizer/types.h"
+#include "shampoo.h"
+#include "soap.h"
 
 /* ---- validation ---- */
 
@@ -42,10 +44,13 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
                       "optimizer: groups[%d].weight_decay is %g, needs 0 or more", (int)index,
                       group->weight_decay);
   if (algorithm == NULL)
-    return MFSDP_FAIL(
-        context, MFSDP_E_ARGUMENT,
-        "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon) or %d (adamw)", (int)index,
-        (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON, (int)MFSDP_ALGORITHM_ADAMW);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon), %d (adamw), "
+                      "%d (shampoo) or "
+                      "%d (soap)",
+                      (int)index, (int)group->algorithm, (int)MFSDP_ALGORITHM_MUON,
+                      (int)MFSDP_ALGORITHM_ADAMW, (int)MFSDP_ALGORITHM_SHAMPOO,
+                      (int)MFSDP_ALGORITHM_SOAP);
   return algorithm->check(context, group);
 }
 
@@ -68,6 +73,19 @@ MFSDP_API mfsdp_status mfsdp_optimizer_desc_check(mfsdp_context *context,
                       (int)desc->state_space, (int)MFSDP_SPACE_HOST);
   for (i = 0; i < desc->group_count; ++i)
     MFSDP_TRY(mfsdp__hyper_group_check(context, i, &desc->groups[i]));
+  return MFSDP_OK;
+}
+
+/* E_UNSUPPORTED, with what to install or set, if the backend lacks what a group's algorithm calls. The
+ * description has been checked. */
+MFSDP_API mfsdp_status mfsdp_optimizer_backend_check(mfsdp_context *context,
+                                                     const mfsdp_backend *backend,
+                                                     const mfsdp_optimizer_desc *desc) {
+  int32_t i;
+  for (i = 0; i < desc->group_count; ++i) {
+    const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(desc->groups[i].algorithm);
+    if (algorithm->supported != NULL) MFSDP_TRY(algorithm->supported(context, backend));
+  }
   return MFSDP_OK;
 }
 
@@ -138,21 +156,22 @@ MFSDP_API mfsdp_status mfsdp__optimizer_array_nbytes(mfsdp_context *context, con
 }
 
 /* What one tensor's job would need alone. */
-MFSDP_API mfsdp_status mfsdp__optimizer_work_nbytes(mfsdp_context *context,
-                                                    const mfsdp_hyper_group *group,
-                                                    const mfsdp_optimizer_tensor *tensor,
-                                                    size_t *direction_nbytes,
-                                                    size_t *scratch_nbytes) {
+MFSDP_API mfsdp_status mfsdp__optimizer_work_nbytes(
+    mfsdp_context *context, const mfsdp_backend *backend, const mfsdp_hyper_group *group,
+    const mfsdp_optimizer_tensor *tensor, size_t *direction_nbytes, size_t *scratch_nbytes) {
   const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   *direction_nbytes = *scratch_nbytes = 0;
   if (algorithm->scratch == NULL) return MFSDP_OK;
-  MFSDP_TRY(mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, direction_nbytes));
-  return algorithm->scratch(context, group, tensor, 1, scratch_nbytes);
+  if (!algorithm->alone)
+    MFSDP_TRY(
+        mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, direction_nbytes));
+  return algorithm->scratch(context, backend, group, tensor, 1, scratch_nbytes);
 }
 
 /* Adds one tensor's needs, but for job_count, which depends on its neighbours. The description has
  * been checked; the tensor's arrays are not looked at. */
 MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
+                                                      const mfsdp_backend *backend,
                                                       const mfsdp_optimizer_desc *desc,
                                                       const mfsdp_optimizer_tensor *tensor,
                                                       mfsdp_optimizer_sizes *sizes) {
@@ -174,8 +193,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
   }
   if (desc->state_space != MFSDP_SPACE_DEVICE && all_nbytes > sizes->staging_nbytes)
     sizes->staging_nbytes = all_nbytes;
-  MFSDP_TRY(
-      mfsdp__optimizer_work_nbytes(context, group, tensor, &direction_nbytes, &scratch_nbytes));
+  MFSDP_TRY(mfsdp__optimizer_work_nbytes(context, backend, group, tensor, &direction_nbytes,
+                                         &scratch_nbytes));
   if (direction_nbytes > sizes->direction_nbytes) sizes->direction_nbytes = direction_nbytes;
   if (scratch_nbytes > sizes->scratch_nbytes) sizes->scratch_nbytes = scratch_nbytes;
   return MFSDP_OK;
@@ -185,14 +204,15 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
 
 /* The most items of the jobs that this tensor's kind is in: no more matrices than fit into the
  * workspace that the largest one needs anyway, so that batches cost no memory. */
-MFSDP_API int64_t mfsdp__optimizer_job_limit(mfsdp_context *context, const mfsdp_hyper_group *group,
-                                             mfsdp_space space,
+MFSDP_API int64_t mfsdp__optimizer_job_limit(mfsdp_context *context, const mfsdp_backend *backend,
+                                             const mfsdp_hyper_group *group, mfsdp_space space,
                                              const mfsdp_optimizer_tensor *tensor,
                                              const mfsdp_optimizer_sizes *sizes) {
   size_t direction_nbytes, scratch_nbytes, limit = INT32_MAX;
-  if (space != MFSDP_SPACE_DEVICE) return 1;
+  if (space != MFSDP_SPACE_DEVICE || mfsdp__algorithm_of(group->algorithm)->alone) return 1;
   /* Cannot fail: measured before. */
-  (void)mfsdp__optimizer_work_nbytes(context, group, tensor, &direction_nbytes, &scratch_nbytes);
+  (void)mfsdp__optimizer_work_nbytes(context, backend, group, tensor, &direction_nbytes,
+                                     &scratch_nbytes);
   if (direction_nbytes > 0 && sizes->direction_nbytes / direction_nbytes < limit)
     limit = sizes->direction_nbytes / direction_nbytes;
   if (scratch_nbytes > 0 && sizes->scratch_nbytes / scratch_nbytes < limit)
@@ -222,14 +242,15 @@ MFSDP_API int mfsdp__optimizer_opens_job(const mfsdp_hyper_group *group,
 }
 
 /* Bytes and counts that `create` will need for these tensors. Checks what create checks of them;
- * allocates nothing. E_ARGUMENT, E_OVERFLOW. */
-MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
+ * allocates nothing. E_ARGUMENT, E_OVERFLOW; E_UNSUPPORTED: the backend cannot do an algorithm. */
+MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context, const mfsdp_backend *backend,
                                                const mfsdp_optimizer_desc *desc,
                                                const mfsdp_optimizer_tensor *tensors,
                                                int32_t tensor_count, mfsdp_optimizer_sizes *out) {
   int32_t g, i;
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc));
+  MFSDP_TRY(mfsdp_optimizer_backend_check(context, backend, desc));
   if (tensor_count < 0 || (tensor_count > 0 && tensors == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: %d tensors at NULL",
                       (int)tensor_count);
@@ -238,13 +259,13 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context,
   for (g = 0; g < desc->group_count; ++g)
     for (i = 0; i < tensor_count; ++i)
       if (tensors[i].hyper_group == g)
-        MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, desc, &tensors[i], out));
+        MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, backend, desc, &tensors[i], out));
   for (i = 0; i < tensor_count; ++i) {
     const mfsdp_hyper_group *group = &desc->groups[tensors[i].hyper_group];
     if (tensors[i].count == 0) continue;
     out->job_count += mfsdp__optimizer_opens_job(
         group, tensors, i,
-        mfsdp__optimizer_job_limit(context, group, desc->state_space, &tensors[i], out));
+        mfsdp__optimizer_job_limit(context, backend, group, desc->state_space, &tensors[i], out));
   }
   if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &out->workspace_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the workspace overflows size_t");
@@ -329,7 +350,8 @@ MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimize
   item.present_index = tensor->param;
   item.rows = tensor->role == MFSDP_ROLE_MATRIX ? tensor->rows : 1;
   item.scale = algorithm->scale != NULL ? algorithm->scale(group, tensor) : 1.0;
-  if (algorithm->scratch != NULL) item.direction = (float *)optimizer->workspace.data;
+  if (algorithm->scratch != NULL && !algorithm->alone)
+    item.direction = (float *)optimizer->workspace.data;
   return item;
 }
 
@@ -363,6 +385,7 @@ MFSDP_API void mfsdp__optimizer_emit_job(mfsdp_optimizer *optimizer,
       mfsdp__optimizer_offload_item(optimizer, states, item, job);
     ++job->item_count;
     ++at->item;
+    job->only = *item;
     job->total_count += tensors[i].count;
     if (tensors[i].count > job->max_count) job->max_count = tensors[i].count;
   }
@@ -381,8 +404,8 @@ MFSDP_API void mfsdp__optimizer_emit(mfsdp_context *context, mfsdp_optimizer *op
       const mfsdp_hyper_group *group = &optimizer->groups[g];
       int64_t limit;
       if (tensors[i].hyper_group != g || tensors[i].count == 0) continue;
-      limit =
-          mfsdp__optimizer_job_limit(context, group, optimizer->state_space, &tensors[i], sizes);
+      limit = mfsdp__optimizer_job_limit(context, optimizer->backend, group, optimizer->state_space,
+                                         &tensors[i], sizes);
       if (mfsdp__optimizer_opens_job(group, tensors, i, limit))
         mfsdp__optimizer_emit_job(optimizer, tensors, tensor_count, i, limit, items, &at);
     }
@@ -464,8 +487,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
 
 /*
  * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must
- * outlive it; the list itself need not, names must. COMPLETE. E_ARGUMENT before anything is
- * allocated; E_MEMORY and backend errors leave nothing behind; *out is NULL then.
+ * outlive it; the list itself need not, names must. COMPLETE. E_ARGUMENT and E_UNSUPPORTED (a backend
+ * without eigh, for Shampoo and SOAP) before anything is allocated; E_MEMORY and backend errors leave nothing behind; *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsdp_backend *backend,
                                               const mfsdp_optimizer_desc *desc,
@@ -478,7 +501,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsd
   if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: out is NULL");
   *out = NULL;
   MFSDP_TRY(mfsdp_backend_check(context, backend));
-  MFSDP_TRY(mfsdp_optimizer_measure(context, desc, tensors, tensor_count, &sizes));
+  MFSDP_TRY(mfsdp_optimizer_measure(context, backend, desc, tensors, tensor_count, &sizes));
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*optimizer), "optimizer", &memory));
   optimizer = (mfsdp_optimizer *)memory;
   optimizer->backend = backend;
@@ -523,8 +546,20 @@ MFSDP_API mfsdp_status mfsdp__optimizer_transfer(mfsdp_optimizer *optimizer, mfs
   return MFSDP_OK;
 }
 
+/* Goes on from another run's count of attempted steps, skipped ones among them: the phase of Shampoo's
+ * and SOAP's intervals. The states are the caller's to bring. E_ARGUMENT: negative. */
+MFSDP_API mfsdp_status mfsdp_optimizer_resume(mfsdp_context *context, mfsdp_optimizer *optimizer,
+                                              int64_t attempted_steps) {
+  if (attempted_steps < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "optimizer: attempted_steps is %lld, needs 0 or more",
+                      (long long)attempted_steps);
+  optimizer->attempted_steps = attempted_steps;
+  return MFSDP_OK;
+}
+
 /*
- * Updates every tensor: replays the jobs. `scalars`: one per hyperparameter group, DEVICE;
+ * Updates every tensor: replays the jobs, and counts the step as attempted. `scalars`: one per hyperparameter group, DEVICE;
  * `present`: one word per parameter, DEVICE, or NULL when every parameter has a gradient. ENQUEUED;
  * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
  * Deterministic.
@@ -545,6 +580,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
                   ->run(context, optimizer, queue, job, scalars, present));
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 1));
   }
+  ++optimizer->attempted_steps;
   return MFSDP_OK;
 }
 

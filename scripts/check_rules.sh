@@ -41,8 +41,9 @@ collective: BASE dtype cost plan shard backend transport
 newton_schulz: BASE cost backend
 muon: BASE dtype cost backend newton_schulz
 adamw: BASE dtype cost backend newton_schulz
-shampoo: BASE dtype cost backend newton_schulz
-soap: BASE dtype cost backend newton_schulz
+precondition: BASE backend
+shampoo: BASE dtype cost backend precondition
+soap: BASE dtype cost backend precondition
 optimizer: BASE dtype cost plan shard backend newton_schulz muon adamw shampoo soap
 runtime: BASE random dtype cost plan shard backend transport collective optimizer
 safetensors: BASE dtype
@@ -52,7 +53,7 @@ launch: BASE
 END
 }
 # The headers that must work without any transport, even through what they include.
-APART='newton_schulz muon adamw shampoo soap optimizer'
+APART='newton_schulz muon adamw precondition shampoo soap optimizer'
 # All that core may include from outside.
 C_HEADERS='ctype.h errno.h float.h inttypes.h limits.h math.h stdarg.h stddef.h stdint.h stdio.h
   stdlib.h string.h'

@@ -25,7 +25,8 @@ find_vendors() {
   if [ -n "${MFSDP_CHECK_CONFIG-}" ]; then cp "$MFSDP_CHECK_CONFIG" "$tmp/config.mk" || return 1
   else scripts/probe.sh config release "$tmp/config.mk" || return 1; fi
   CBLAS_INC=$(sed -n 's/^release_CBLAS_CFLAGS := //p' "$tmp/config.mk")
-  VENDOR_LD=$(sed -n 's/^release_CBLAS_LIBS := //p; s/^release_MPI_LIBS := //p' "$tmp/config.mk" | tr '\n' ' ')
+  LAPACKE_INC=$(sed -n 's/^release_LAPACKE_CFLAGS := //p' "$tmp/config.mk")
+  VENDOR_LD=$(sed -n 's/^release_LAPACKE_LIBS := //p; s/^release_CBLAS_LIBS := //p; s/^release_MPI_LIBS := //p' "$tmp/config.mk" | tr '\n' ' ')
   MPI_INC=$(sed -n "s/^release_MPI_CFLAGS := //p" "$tmp/config.mk")
   CUDA_INC=""
   find_nvcc
@@ -76,7 +77,8 @@ include_flags() {
   # shellcheck disable=SC2086,SC2013 # a list of files
   for vendor in $(sed -n 's/^[ \t]*#[ \t]*include[ \t]*<\([^>]*\)>.*/\1/p' $files | sort -u); do
     case $vendor in
-    cblas.h | lapacke.h) more=$CBLAS_INC ;;
+    cblas.h) more=$CBLAS_INC ;;
+    lapacke.h) more=$LAPACKE_INC ;;
     # Without its old C++ classes, which would want a library of their own.
     mpi.h) more="$MPI_INC -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX" ;;
     cuda*.h | cublas*.h | cusolver*.h | nccl*.h) more=$CUDA_INC ;;

@@ -6,7 +6,7 @@
 #                                          it, config.log: one line per part, with the reason when off
 #   scripts/probe.sh info                  prints such lines for the tools that only checks use
 #
-# Environment: CC CXX CBLAS_CFLAGS CBLAS_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR NVCC CLANG CLANGXX. Leaving one unset means "look".
+# Environment: CC CXX CBLAS_CFLAGS CBLAS_LIBS LAPACKE_CFLAGS LAPACKE_LIBS MPI_CFLAGS MPI_LIBS GTEST_DIR NVCC CLANG CLANGXX. Leaving one unset means "look".
 set -u
 
 CC=${CC:-gcc} CXX=${CXX:-g++}
@@ -66,6 +66,42 @@ find_cblas() {
     first_why=${first_why-$why}
   done
   why=$first_why cblas_libs=''
+}
+
+write_lapacke_program() {
+  cat >"$tmp/lapacke.c" <<'END'
+#include <lapacke.h>
+int main(void) {
+  float a[1] = {2.0f}, w[1], work[9], tau[1];
+  lapack_int integers[8];
+  if (LAPACKE_ssyevd_work(LAPACK_COL_MAJOR, 'V', 'L', 1, a, 1, w, work, 9, integers, 8) != 0) return 1;
+  return w[0] == 2.0f && LAPACKE_sgeqrf_work(LAPACK_COL_MAJOR, 1, 1, a, 1, tau, work, 1) == 0 ? 0 : 1;
+}
+END
+}
+
+# try_lapacke CFLAGS LIBS
+try_lapacke() {
+  # shellcheck disable=SC2086
+  try $CC -std=c11 ${CFLAGS-} $1 "$tmp/lapacke.c" -o "$tmp/lapacke" ${LDFLAGS-} $2 -lm -lpthread &&
+    try "$tmp/lapacke"
+}
+
+# Sets lapacke=0|1, lapacke_cflags, lapacke_libs, lapacke_how.
+find_lapacke() {
+  lapacke=0 lapacke_cflags='' lapacke_libs='' lapacke_how=''
+  write_lapacke_program
+  if [ -n "${LAPACKE_LIBS-}${LAPACKE_CFLAGS-}" ]; then
+    lapacke_cflags=$(as_system "${LAPACKE_CFLAGS-}") lapacke_libs=${LAPACKE_LIBS-} lapacke_how='as given'
+    if try_lapacke "$lapacke_cflags" "$lapacke_libs"; then lapacke=1; fi
+    return
+  fi
+  lapacke_how='found by linking' first_lapacke_why=''
+  for lapacke_libs in -llapacke '-llapacke -llapack -lblas' -lopenblas; do
+    if try_lapacke '' "$lapacke_libs"; then lapacke=1; return; fi
+    first_lapacke_why=${first_lapacke_why:-$why}
+  done
+  why=$first_lapacke_why lapacke_libs=''
 }
 
 write_mpi_program() {
@@ -168,11 +204,18 @@ config() {
     find_cblas
     line CBLAS $cblas "$cblas_libs ($cblas_how)" "${why-}" >"$log.tmp"
     why=''
+    find_lapacke
+    line LAPACKE $lapacke "$lapacke_libs ($lapacke_how)" "${why-}" >>"$log.tmp"
+    why=''
     find_mpi
     line MPI $mpi "$mpi_libs ($mpi_how)" "${why-}" >>"$log.tmp"
   else
     cblas=0 cblas_cflags='' cblas_libs='' mpi=0 mpi_cflags='' mpi_libs=''
     line CBLAS 0 '' 'sanitizers cannot see into it: this set uses the C loops' >"$log.tmp"
+    # There are no loops of ours instead of this one.
+    find_lapacke
+    line LAPACKE $lapacke "$lapacke_libs ($lapacke_how)" "${why-}" >>"$log.tmp"
+    why=''
   fi
   find_gtest
   line GoogleTest $gtest "$gtest_how" "${why-}" >>"$log.tmp"
@@ -186,6 +229,9 @@ config() {
     echo "${set_name}_CBLAS := $cblas"
     echo "${set_name}_CBLAS_CFLAGS := $cblas_cflags"
     echo "${set_name}_CBLAS_LIBS := $cblas_libs"
+    echo "${set_name}_LAPACKE := $lapacke"
+    echo "${set_name}_LAPACKE_CFLAGS := $lapacke_cflags"
+    echo "${set_name}_LAPACKE_LIBS := $lapacke_libs"
     echo "${set_name}_MPI := $mpi"
     echo "${set_name}_MPI_CFLAGS := $mpi_cflags"
     echo "${set_name}_MPI_LIBS := $mpi_libs"
@@ -194,6 +240,9 @@ config() {
     broken=''
     if [ $cblas = 0 ] && [ "$set_name" = release ] && [ -n "${CBLAS_LIBS-}${CBLAS_CFLAGS-}" ]; then
       broken="CBLAS_LIBS=${CBLAS_LIBS-}${CBLAS_CFLAGS:+ CBLAS_CFLAGS=$CBLAS_CFLAGS}"
+    fi
+    if [ $lapacke = 0 ] && [ -n "${LAPACKE_LIBS-}${LAPACKE_CFLAGS-}" ]; then
+      broken="$broken LAPACKE_LIBS=${LAPACKE_LIBS-}${LAPACKE_CFLAGS:+ LAPACKE_CFLAGS=$LAPACKE_CFLAGS}"
     fi
     if [ $mpi = 0 ] && [ "$set_name" = release ] && [ -n "${MPI_LIBS-}${MPI_CFLAGS-}" ]; then
       broken="$broken MPI_LIBS=${MPI_LIBS-}${MPI_CFLAGS:+ MPI_CFLAGS=$MPI_CFLAGS}"

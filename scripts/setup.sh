@@ -6,8 +6,9 @@
 #
 # Needs root, or sudo. Touches nothing when all is there, so it works offline then. If it cannot
 # install, it says once what is missing and what to run, and ends with status 1.
-# What only some tests need (MPI) is installed too if that is possible, and otherwise done without.
-# DATA=file: the demo needs no text package. GTEST_DIR=, CBLAS_LIBS=: yours are used, none is installed.
+# What only some tests need (MPI, LAPACKE) is installed too if that is possible, and otherwise done
+# without; so is LAPACKE for the demo. DATA=file: the demo needs no text package. GTEST_DIR=, CBLAS_LIBS=,
+# LAPACKE_LIBS=: yours are used, none is installed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -41,6 +42,12 @@ has_gtest() {
     links "${CXX:-g++}" cpp '#include <gtest/gtest.h>\nTEST(A, B) {}\n' -std=c++14 -lgtest -lgtest_main -lpthread
 }
 
+# Shampoo and SOAP want one.
+has_lapacke() {
+  [ -n "${LAPACKE_LIBS-}${LAPACKE_CFLAGS-}" ] || installed liblapacke-dev ||
+    links "${CC:-gcc}" c '#include <lapacke.h>\nint main(void) { float a = 0; return LAPACKE_sgeqrf_work(102, 0, 0, &a, 1, &a, &a, 1) != 0; }\n' -llapacke
+}
+
 # Only the tests want one: any MPI-3 with its launcher.
 has_mpi() { command -v mpirun >/dev/null 2>&1 && command -v mpicc >/dev/null 2>&1; }
 
@@ -61,6 +68,7 @@ missing_packages() {
 # What is used if it can be had; without it some tests are skipped, and say so.
 optional_packages() {
   [ "$kind" != test ] || has_mpi || printf 'openmpi-bin libopenmpi-dev '
+  [ "$kind" = demo-mpi ] || has_lapacke || printf 'liblapacke-dev '
 }
 
 required=$(missing_packages | sed 's/ $//')

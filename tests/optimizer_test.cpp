@@ -220,7 +220,7 @@ TEST_P(Optimizer, MeasureIsWhatCreateTakes) {
   mfsdp_optimizer_sizes sizes;
   const mfsdp_context before = rig_.context;
   const int64_t allocations = rig_.memory.alloc_count();
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, tensors_.list.data(), 8, &sizes),
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 8, &sizes),
             MFSDP_OK)
       << rig_.message();
   EXPECT_EQ(rig_.memory.alloc_count(), allocations) << "measure allocates nothing";
@@ -364,9 +364,9 @@ TEST_P(Optimizer, BatchesOfOneShape) {
   const auto count = static_cast<int32_t>(tensors_.list.size());
   const mfsdp_optimizer_desc desc = groups_.desc();
   mfsdp_optimizer_sizes all, largest;
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, tensors_.list.data(), count, &all),
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), count, &all),
             MFSDP_OK);
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, tensors_.list.data(), 1, &largest),
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 1, &largest),
             MFSDP_OK);
   EXPECT_EQ(all.workspace_nbytes, largest.workspace_nbytes);
   must_create();
@@ -747,7 +747,7 @@ TEST_F(OptimizerRules, DecayNan) {
 }
 TEST_F(OptimizerRules, UnknownAlgorithm) {
   put(&groups_.list[0].algorithm, 0);
-  refused("groups[0].algorithm 0 is unknown, needs 1 (muon) or 2 (adamw)");
+  refused("groups[0].algorithm 0 is unknown, needs 1 (muon), 2 (adamw), 3 (shampoo) or 4 (soap)");
 }
 TEST_F(OptimizerRules, MuonRulesCount) {
   groups_.list[0].muon.momentum = 2.0;
@@ -770,7 +770,7 @@ TEST_F(OptimizerRules, NullList) {
   EXPECT_EQ(mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, nullptr, 2, &optimizer_),
             MFSDP_E_ARGUMENT);
   expect_message("2 tensors at NULL");
-  EXPECT_EQ(mfsdp_optimizer_measure(&rig_.context, &desc, nullptr, 2, &sizes), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, nullptr, 2, &sizes), MFSDP_E_ARGUMENT);
 }
 TEST_F(OptimizerRules, NegativeTensorCount) {
   const mfsdp_optimizer_desc desc = groups_.desc();

@@ -199,16 +199,31 @@ static int check_files(const gpt_options *o, gpt_error *error) {
   return GPT_OK;
 }
 
+/* No option that the chosen optimizer does not read. */
+static int check_optimizer(const gpt_options *o, gpt_error *error) {
+  static const char *const names[] = {"muon", "adamw", "shampoo", "soap"};
+  const char *name = names[o->optimizer];
+  if (o->optimizer != GPT_OPTIMIZER_MUON &&
+      (o->given[GPT_OPTION_preset] || o->given[GPT_OPTION_coefficients]))
+    return gpt_fail(error, "--%s is Muon's; --optimizer %s does not use it",
+                    o->given[GPT_OPTION_preset] ? "preset" : "coefficients", name);
+  if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
+    return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
+  if (o->optimizer != GPT_OPTIMIZER_SHAMPOO && o->given[GPT_OPTION_graft])
+    return gpt_fail(error, "--graft is Shampoo's; --optimizer %s does not use it", name);
+  if (o->optimizer != GPT_OPTIMIZER_SHAMPOO && o->optimizer != GPT_OPTIMIZER_SOAP &&
+      (o->given[GPT_OPTION_precondition_every] || o->given[GPT_OPTION_precondition_limit]))
+    return gpt_fail(error,
+                    "--precondition-%s is Shampoo's and SOAP's; --optimizer %s does not use it",
+                    o->given[GPT_OPTION_precondition_every] ? "every" : "limit", name);
+  return GPT_OK;
+}
+
 static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
-  if (o->optimizer == GPT_OPTIMIZER_ADAMW &&
-      (o->given[GPT_OPTION_preset] || o->given[GPT_OPTION_coefficients]))
-    return gpt_fail(error, "--%s is Muon's; --optimizer adamw does not use it",
-                    o->given[GPT_OPTION_preset] ? "preset" : "coefficients");
-  if (o->optimizer == GPT_OPTIMIZER_ADAMW && o->given[GPT_OPTION_lr])
-    return gpt_fail(error, "--lr is Muon's step size; with --optimizer adamw give --adamw-lr");
+  if (check_optimizer(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (!o->checkpoint &&
       (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] || o->resume))
     return gpt_fail(error, "--save-every, --keep-last and --resume need --checkpoint DIR");
@@ -254,7 +269,7 @@ void gpt_options_help(FILE *out, const char *program) {
   fprintf(out, "usage: %s --data FILE [--name value | --name=value ...]\n\n", program);
   fprintf(out,
           "Trains a small GPT on the bytes of FILE. Each hidden matrix lives whole on one rank,\n"
-          "which updates it with Muon; nothing is gathered for the optimizer step.\n\n");
+          "which updates it there; nothing is gathered for the optimizer step.\n\n");
   for (int i = 0; i < GPT_OPTION_COUNT; ++i)
     if (table[i].kind != RESERVED) print_option(out, &table[i]);
   fprintf(out, "  --help                this text\n\nReserved, not in this build:");

@@ -32,6 +32,13 @@ extern "C" {
 #define GPT_TRANSPORTS "threads|!mpi"
 #endif
 
+/* Shampoo and SOAP need a LAPACKE. */
+#if MFSDP_EXAMPLE_LAPACKE
+#define GPT_OPTIMIZERS "muon|adamw|shampoo|soap"
+#else
+#define GPT_OPTIMIZERS "muon|adamw|!shampoo|!soap"
+#endif
+
 #define GPT_OPTIONS(X)                                                                           \
   X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                         \
   X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks")                           \
@@ -42,7 +49,7 @@ extern "C" {
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
     "micro-batches per rank and step")                                                           \
   X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                       \
-  X(CHOICE, optimizer, "optimizer", "muon", 0, 0, "muon|adamw",                                  \
+  X(CHOICE, optimizer, "optimizer", "muon", 0, 0, GPT_OPTIMIZERS,                                \
     "optimizer of the hidden matrices; the rest uses AdamW")                                     \
   X(CHOICE, planner, "planner", "balanced", 0, 0,                                                \
     "round-robin|role-greedy|scope-greedy|cost-aware|balanced", "how matrices get their owners") \
@@ -51,7 +58,8 @@ extern "C" {
   X(INTEGER, heads, "heads", "4", 1, 4096, "N", "attention heads")                               \
   X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                       \
   X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                      \
-  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR", "step size of Muon")                               \
+  X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR",                                                    \
+    "step size of Muon; Shampoo and SOAP have 0.003 unless it is given")                         \
   X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                       \
     "step size of AdamW: the other parameters, or all with --optimizer adamw")                   \
   X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                   \
@@ -80,10 +88,17 @@ extern "C" {
     "whose Muon: momentum, scale, decay, step size and coefficients")                            \
   X(CHOICE, coefficients, "coefficients", "preset", 0, 0,                                        \
     "preset|jordan5|you5|polar-express|polar-express-16|cans5|cubic5|deepseek-v4",               \
-    "polynomials of Muon's Newton-Schulz; preset: those of --preset")
+    "polynomials of Muon's Newton-Schulz; preset: those of --preset")                            \
+  X(INTEGER, precondition_every, "precondition-every", "10", 1, 1000000, "N",                    \
+    "steps between new roots of Shampoo, or new bases of SOAP")                                  \
+  X(INTEGER, precondition_limit, "precondition-limit", "10000", 0, 1048576, "N",                 \
+    "longer sides of a matrix are not preconditioned by Shampoo and SOAP")                       \
+  X(CHOICE, graft, "graft", "adamw", 0, 0, "adamw|sgd|none",                                     \
+    "whose norm Shampoo's steps have")
 
 /* The values of the CHOICE options, in the order of their lists. */
-enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW };
+enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW, GPT_OPTIMIZER_SHAMPOO, GPT_OPTIMIZER_SOAP };
+enum { GPT_GRAFT_ADAMW = 0, GPT_GRAFT_SGD, GPT_GRAFT_NONE };
 enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
 enum { GPT_COLLECTIVE_DIRECT = 0, GPT_COLLECTIVE_RING, GPT_COLLECTIVE_HIERARCHICAL };
 enum { GPT_PRESET_TORCH = 0, GPT_PRESET_JORDAN, GPT_PRESET_MOONLIGHT, GPT_PRESET_DION };

@@ -29,6 +29,19 @@ mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
 
 /* ---- what the parameters get ---- */
 
+/* Shampoo's and SOAP's, with AdamW's decay. */
+static mfsdp_hyper_group preconditioned_group(const gpt_options *options, double decay) {
+  static const mfsdp_graft grafts[] = {MFSDP_GRAFT_ADAMW, MFSDP_GRAFT_SGD, MFSDP_GRAFT_NONE};
+  mfsdp_hyper_group hyper = options->optimizer == GPT_OPTIMIZER_SOAP ? mfsdp_hyper_group_soap()
+                                                                     : mfsdp_hyper_group_shampoo();
+  hyper.lr = options->given[GPT_OPTION_lr] ? options->lr : 0.003;
+  hyper.weight_decay = decay;
+  hyper.shampoo.update_every = hyper.soap.update_every = (int32_t)options->precondition_every;
+  hyper.shampoo.size_limit = hyper.soap.size_limit = options->precondition_limit;
+  hyper.shampoo.graft = grafts[options->graft];
+  return hyper;
+}
+
 mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
   static const mfsdp_muon_preset presets[] = {MFSDP_MUON_TORCH, MFSDP_MUON_JORDAN,
                                               MFSDP_MUON_MOONLIGHT, MFSDP_MUON_DION};
@@ -36,6 +49,7 @@ mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
   mfsdp_hyper_group hyper;
   if (group != GPT_GROUP_HIDDEN || options->optimizer == GPT_OPTIMIZER_ADAMW)
     return mfsdp_hyper_group_adamw(options->adamw_lr, group == GPT_GROUP_PLAIN ? 0.0 : decay);
+  if (options->optimizer != GPT_OPTIMIZER_MUON) return preconditioned_group(options, decay);
   hyper = mfsdp_hyper_group_muon(presets[options->preset]);
   /* The step size's default is jordan's; another preset brings its own. */
   if (options->given[GPT_OPTION_lr] || options->preset == GPT_PRESET_JORDAN) hyper.lr = options->lr;
@@ -82,6 +96,7 @@ static void trace(void *user, int begin, const char *lane, const char *label) {
 static mfsdp_status create_links(gpt_rank *rank) {
   mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
   desc.math = rank->job->math;
+  desc.lapack = rank->job->lapack;
   desc.math_threads = (int32_t)rank->job->options.threads_per_rank;
   if (rank->job->options.prefetch > 0) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
   MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));

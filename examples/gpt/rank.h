@@ -29,6 +29,7 @@ typedef struct gpt_job {
   gpt_data data;
   gpt_param_table table;
   const mfsdp_host_math *math; /* of the model and of the backend */
+  const mfsdp_host_lapack *lapack; /* of the backend; NULL: none in this build */
   mfsdp_threads_world *world;  /* of ranks that are threads */
   gpt_mpi *mpi;                /* of ranks that are processes: not NULL then, and no `world` */
   gpt_trace *trace;            /* NULL: none */

@@ -9,7 +9,7 @@
 
 #include "desc.h"
 
-#define MFSDP__CK_MAX_SETS 12
+#define MFSDP__CK_MAX_SETS 16
 #define MFSDP__CK_PATH_NBYTES 1024
 #define MFSDP__CK_FILE_NBYTES 112 /* of a file name of ours */
 #define MFSDP__CK_KIND_NBYTES 40  /* of the name of a kind of state */

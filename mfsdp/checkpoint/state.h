@@ -76,7 +76,11 @@ MFSDP_API uint64_t mfsdp__ck_hash_coefficients(const mfsdp_newton_schulz_desc *n
 }
 
 MFSDP_API void mfsdp__ck_put_group(mfsdp__ck_state *s, int32_t g, const mfsdp_hyper_group *group) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   const mfsdp_muon_desc *muon = &group->muon;
+  const char *name;
+  double value;
+  int32_t i;
   mfsdp__ck_put_text(s, mfsdp__ck_group_key(s, g, "algorithm"),
                      mfsdp_algorithm_kind_name(group->algorithm));
   mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "lr"), group->lr);
@@ -96,6 +100,8 @@ MFSDP_API void mfsdp__ck_put_group(mfsdp__ck_state *s, int32_t g, const mfsdp_hy
     mfsdp__ck_put_bits(s, mfsdp__ck_group_key(s, g, "muon.coefficients_hash"),
                        mfsdp__ck_hash_coefficients(&muon->newton_schulz));
   }
+  for (i = 0; algorithm->field != NULL && algorithm->field(group, i, &name, &value); ++i)
+    mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, name), value);
 }
 
 MFSDP_API void mfsdp__ck_put_progress(mfsdp__ck_state *state, const mfsdp_progress *progress) {

@@ -21,33 +21,34 @@
  * returns the status and copies the message to the context. An event recorded before it is not
  * affected. A queue that waits (queue_wait) for an event with an error fails with that error.
  *
- * Does not: use more than one thread for a queue's work; bind threads; provide eigh and qr;
- * multiply in F64 (E_UNSUPPORTED). Link flags: -lpthread -lm, and the CBLAS if
- * math_cblas.h is used. POSIX 2008: see posix/clock.h. Compile with -O3 -march=native
+ * Does not: use more than one thread for a queue's work; bind threads; provide eigh and qr without a
+ * LAPACK (desc.lapack, of math_lapacke.h); multiply in F64 (E_UNSUPPORTED). Link flags: -lpthread -lm,
+ * and the CBLAS and LAPACKE if math_cblas.h and math_lapacke.h are used. POSIX 2008: see posix/clock.h. Compile with -O3 -march=native
  * -fno-math-errno -ffp-contract=off.
  */
 #ifndef MFSDP_HOST_BACKEND_HOST_H
 #define MFSDP_HOST_BACKEND_HOST_H
 
+#include "host_decompose.h"
 #include "host_dense.h"
 #include "host_math.h"
 #include "host_ops.h"
+#include "host_precondition.h"
 #include "host_queue.h"
 #include "host_verdict.h"
-
-typedef struct mfsdp_host_backend mfsdp_host_backend;
 
 typedef struct mfsdp_host_backend_desc {
   size_t struct_nbytes;
   const mfsdp_host_math *math; /* dense routines; NULL: mfsdp_host_math_loops(); must outlive it */
+  const mfsdp_host_lapack *lapack; /* eigh and qr; NULL: without them; must outlive it */
   mfsdp_host_queue_kind queue_kind;
   int32_t queue_capacity; /* WORKER: pieces of work that one queue holds, at least 1 */
-  int32_t math_threads;   /* passed once to math->set_threads, which acts on the whole process: the
-                           * bits of a product depend on it. 0: left as it is */
+  int32_t math_threads;   /* passed once to set_threads of math and lapack, which act on the whole
+                           * process: bits depend on it. 0: left as it is */
   int64_t submit_timeout_us; /* WORKER: how long a call waits for room in a full queue: E_TIMEOUT */
 } mfsdp_host_backend_desc;
 
-/* C loops, INLINE queues, 1024 records, one thread for dense routines, ten minutes. */
+/* C loops, no LAPACK, INLINE queues, 1024 records, one thread for dense routines, ten minutes. */
 MFSDP_API mfsdp_host_backend_desc mfsdp_host_backend_desc_default(void) {
   mfsdp_host_backend_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -659,8 +660,22 @@ MFSDP_API const mfsdp_backend_ops *mfsdp__host_ops_table(void) {
                                         mfsdp__host_normalize_entry,
                                         mfsdp__host_fused_entry,
                                         NULL,
-                                        NULL};
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        mfsdp__host_precondition_entry};
   return &ops;
+}
+
+/* The same with eigh and qr. */
+MFSDP_API mfsdp_backend_ops mfsdp__host_ops_of(const mfsdp_host_lapack *lapack) {
+  mfsdp_backend_ops ops = *mfsdp__host_ops_table();
+  if (lapack == NULL) return ops;
+  ops.eigh_workspace_nbytes = mfsdp__host_eigh_nbytes;
+  ops.qr_workspace_nbytes = mfsdp__host_qr_nbytes;
+  ops.eigh = mfsdp__host_eigh_entry;
+  ops.qr = mfsdp__host_qr_entry;
+  return ops;
 }
 
 MFSDP_API mfsdp_status mfsdp__host_desc_check(mfsdp_context *context,
@@ -673,6 +688,11 @@ MFSDP_API mfsdp_status mfsdp__host_desc_check(mfsdp_context *context,
                       desc->struct_nbytes, sizeof(*desc));
   if (desc->math != NULL && (!MFSDP_HAS(desc->math, sgemm) || !MFSDP_HAS(desc->math, ssyrk)))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "host backend: desc.math needs sgemm and ssyrk");
+  if (desc->lapack != NULL &&
+      (!MFSDP_HAS(desc->lapack, syevd_nbytes) || !MFSDP_HAS(desc->lapack, orthonormalize_nbytes) ||
+       !MFSDP_HAS(desc->lapack, syevd) || !MFSDP_HAS(desc->lapack, orthonormalize)))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "host backend: desc.lapack needs syevd and orthonormalize, and their sizes");
   if (desc->queue_kind != MFSDP_HOST_QUEUE_INLINE && desc->queue_kind != MFSDP_HOST_QUEUE_WORKER)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "host backend: desc.queue_kind is %d, needs MFSDP_HOST_QUEUE_INLINE or "
@@ -706,15 +726,19 @@ MFSDP_API mfsdp_status mfsdp_host_backend_create(mfsdp_context *context,
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*host), "host backend", &memory));
   host = (mfsdp_host_backend *)memory;
   host->table.struct_nbytes = sizeof(host->table);
-  host->table.ops = mfsdp__host_ops_table();
+  host->ops = mfsdp__host_ops_of(desc->lapack);
+  host->table.ops = &host->ops;
   host->table.self = host;
   host->context = context;
   host->math = desc->math != NULL ? desc->math : mfsdp_host_math_loops();
+  host->lapack = desc->lapack;
   host->queue_kind = desc->queue_kind;
   host->queue_capacity = desc->queue_capacity;
   host->submit_timeout_us = desc->submit_timeout_us;
   if (desc->math_threads > 0 && MFSDP_HAS(host->math, set_threads))
     host->math->set_threads((int)desc->math_threads);
+  if (desc->math_threads > 0 && host->lapack != NULL && MFSDP_HAS(host->lapack, set_threads))
+    host->lapack->set_threads((int)desc->math_threads);
   *out = host;
   return MFSDP_OK;
 }

@@ -30,7 +30,8 @@ typedef enum mfsdp_host_queue_kind {
   MFSDP_HOST_QUEUE_WORKER      /* one thread per queue does it, in order */
 } mfsdp_host_queue_kind;
 
-struct mfsdp_host_backend;
+typedef struct mfsdp_host_backend mfsdp_host_backend;
+struct mfsdp_host_lapack;
 
 /* Work of a queue: `arguments` is the copied block. Fills *error if it fails. */
 typedef mfsdp_status (*mfsdp__host_work)(struct mfsdp_host_backend *host, const void *arguments,
@@ -76,8 +77,10 @@ typedef struct mfsdp__host_event {
 
 struct mfsdp_host_backend {
   mfsdp_backend table;
+  mfsdp_backend_ops ops; /* what the table points to */
   mfsdp_context *context; /* of the rank's own thread; touched by the calls, never by a worker */
   const mfsdp_host_math *math;
+  const struct mfsdp_host_lapack *lapack; /* NULL: no eigh and qr */
   mfsdp_host_queue_kind queue_kind;
   int32_t queue_capacity;
   int64_t submit_timeout_us;

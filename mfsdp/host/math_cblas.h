@@ -19,6 +19,7 @@
 #ifndef MFSDP_HOST_MATH_CBLAS_H
 #define MFSDP_HOST_MATH_CBLAS_H
 
+#include "blas_threads.h"
 #include "host_math.h"
 
 #include <limits.h>
@@ -27,12 +28,6 @@
 extern "C" { /* also around the vendor's header: ATLAS's says nothing of C++ */
 #endif
 #include <cblas.h>
-/* Names of our own for the vendors' symbols, so that no declaration of theirs can contradict. */
-extern void mfsdp__openblas_threads(int count) __asm__("openblas_set_num_threads")
-    __attribute__((weak));
-extern void mfsdp__mkl_threads(int count) __asm__("MKL_Set_Num_Threads") __attribute__((weak));
-extern void mfsdp__blis_threads(int64_t count) __asm__("bli_thread_set_num_threads")
-    __attribute__((weak));
 #if defined(__cplusplus)
 }
 #endif
@@ -73,16 +68,10 @@ MFSDP_API void mfsdp__cblas_ssyrk(int upper, int trans, int64_t n, int64_t k, fl
               mfsdp__cblas_stride(ldc));
 }
 
-MFSDP_API void mfsdp__cblas_set_threads(int count) {
-  if (mfsdp__openblas_threads) mfsdp__openblas_threads(count);
-  if (mfsdp__mkl_threads) mfsdp__mkl_threads(count);
-  if (mfsdp__blis_threads) mfsdp__blis_threads(count);
-}
-
 /* The CBLAS that the program is linked with; never NULL. */
 MFSDP_API const mfsdp_host_math *mfsdp_host_math_cblas(void) {
   static const mfsdp_host_math cblas = {sizeof(mfsdp_host_math), "cblas", mfsdp__cblas_sgemm,
-                                        mfsdp__cblas_ssyrk, mfsdp__cblas_set_threads};
+                                        mfsdp__cblas_ssyrk, mfsdp__blas_set_threads};
   return &cblas;
 }
 

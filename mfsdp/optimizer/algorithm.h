@@ -24,6 +24,9 @@ typedef struct mfsdp__algorithm {
   mfsdp_algorithm_kind kind;
   const char *name;
   int32_t needs_matrix; /* 1: role MATRIX only, and a job has matrices of one shape */
+  int32_t alone;        /* 1: a job has one tensor, and its scratch holds what directions need */
+  /* Whether the backend can do it; NULL: every backend can. */
+  mfsdp_status (*supported)(mfsdp_context *context, const mfsdp_backend *backend);
   /* The group's own description. */
   mfsdp_status (*check)(mfsdp_context *context, const mfsdp_hyper_group *group);
   /* State array `index` of a tensor; 0 if there is none. At most MFSDP_FUSED_STATE_COUNT. */
@@ -31,14 +34,18 @@ typedef struct mfsdp__algorithm {
                mfsdp__state_shape *out);
   /* Bytes of scratch, besides directions, for item_count tensors like this one in one job; NULL:
    * neither scratch nor direction. n tensors need at most n times what one needs. */
-  mfsdp_status (*scratch)(mfsdp_context *context, const mfsdp_hyper_group *group,
-                          const mfsdp_optimizer_tensor *tensor, int64_t item_count, size_t *nbytes);
+  mfsdp_status (*scratch)(mfsdp_context *context, const mfsdp_backend *backend,
+                          const mfsdp_hyper_group *group, const mfsdp_optimizer_tensor *tensor,
+                          int64_t item_count, size_t *nbytes);
   /* mfsdp_fused_item.scale; NULL: 1. */
   double (*scale)(const mfsdp_hyper_group *group, const mfsdp_optimizer_tensor *tensor);
   /* Enqueues the update of one job's items. */
   mfsdp_status (*run)(mfsdp_context *context, const mfsdp_optimizer *optimizer, mfsdp_queue *queue,
                       const mfsdp__optimizer_job *job, const mfsdp_step_scalars *scalars,
                       const uint32_t *present);
+  /* Hyperparameter `index`, "soap.beta1", with its value; 0 if there is none. At most 10, of names of
+   * at most 24 characters. NULL: whoever compares or saves groups knows them itself. */
+  int (*field)(const mfsdp_hyper_group *group, int32_t index, const char **name, double *value);
 } mfsdp__algorithm;
 
 /* ---- muon ---- */
@@ -58,9 +65,11 @@ MFSDP_API int mfsdp__muon_state(const mfsdp_hyper_group *group,
   return 1;
 }
 
-MFSDP_API mfsdp_status mfsdp__muon_scratch(mfsdp_context *context, const mfsdp_hyper_group *group,
+MFSDP_API mfsdp_status mfsdp__muon_scratch(mfsdp_context *context, const mfsdp_backend *backend,
+                                           const mfsdp_hyper_group *group,
                                            const mfsdp_optimizer_tensor *tensor, int64_t item_count,
                                            size_t *nbytes) {
+  (void)backend;
   return mfsdp_newton_schulz_batch_workspace_nbytes(context, &group->muon.newton_schulz,
                                                     tensor->rows, tensor->cols, item_count, nbytes);
 }
@@ -113,15 +122,159 @@ MFSDP_API mfsdp_status mfsdp__adamw_run(mfsdp_context *context, const mfsdp_opti
                             scalars + job->hyper_group, present);
 }
 
+/* ---- shampoo and soap ---- */
+
+/* What both are told of a job. */
+MFSDP_API mfsdp_precondition_job mfsdp__precondition_job(const mfsdp_optimizer *optimizer,
+                                                         const mfsdp__optimizer_job *job,
+                                                         const mfsdp_step_scalars *scalars,
+                                                         const uint32_t *present) {
+  mfsdp_precondition_job out = mfsdp_precondition_job_default();
+  out.rows = job->rows;
+  out.cols = job->cols;
+  out.item = job->only;
+  out.attempted_step = optimizer->attempted_steps + 1;
+  out.clipped = optimizer->groups[job->hyper_group].clipped;
+  out.scalars = scalars + job->hyper_group;
+  out.present = present;
+  out.workspace = (unsigned char *)optimizer->workspace.data + optimizer->direction_nbytes;
+  out.workspace_nbytes = optimizer->workspace.nbytes - optimizer->direction_nbytes;
+  return out;
+}
+
+MFSDP_API void mfsdp__precondition_shape(const mfsdp_precondition_array *array,
+                                         mfsdp__state_shape *out) {
+  out->name = array->name;
+  out->rows = array->rows;
+  out->cols = array->cols;
+}
+
+MFSDP_API mfsdp_status mfsdp__shampoo_group_check(mfsdp_context *context,
+                                                  const mfsdp_hyper_group *group) {
+  return mfsdp_shampoo_check(context, &group->shampoo);
+}
+
+MFSDP_API mfsdp_status mfsdp__shampoo_supported(mfsdp_context *context,
+                                                const mfsdp_backend *backend) {
+  return mfsdp_precondition_backend_check(context, backend, "shampoo", 0);
+}
+
+MFSDP_API int mfsdp__shampoo_group_state(const mfsdp_hyper_group *group,
+                                         const mfsdp_optimizer_tensor *tensor, int32_t index,
+                                         mfsdp__state_shape *out) {
+  mfsdp_precondition_array array;
+  if (!mfsdp_shampoo_state(&group->shampoo, tensor->rows, tensor->cols, index, &array)) return 0;
+  mfsdp__precondition_shape(&array, out);
+  return 1;
+}
+
+MFSDP_API mfsdp_status mfsdp__shampoo_scratch(mfsdp_context *context, const mfsdp_backend *backend,
+                                              const mfsdp_hyper_group *group,
+                                              const mfsdp_optimizer_tensor *tensor,
+                                              int64_t item_count, size_t *nbytes) {
+  (void)item_count;
+  return mfsdp_shampoo_workspace_nbytes(context, backend, &group->shampoo, tensor->rows,
+                                        tensor->cols, nbytes);
+}
+
+MFSDP_API mfsdp_status mfsdp__shampoo_group_run(mfsdp_context *context,
+                                                const mfsdp_optimizer *optimizer,
+                                                mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                                                const mfsdp_step_scalars *scalars,
+                                                const uint32_t *present) {
+  const mfsdp_precondition_job one = mfsdp__precondition_job(optimizer, job, scalars, present);
+  return mfsdp_shampoo_step(context, optimizer->backend, queue,
+                            &optimizer->groups[job->hyper_group].shampoo, &one);
+}
+
+MFSDP_API int mfsdp__shampoo_field(const mfsdp_hyper_group *group, int32_t index, const char **name,
+                                   double *value) {
+  static const char *const names[] = {"shampoo.beta1",    "shampoo.beta2", "shampoo.eps",
+                                      "shampoo.every",    "shampoo.limit", "shampoo.graft",
+                                      "shampoo.graft_eps"};
+  const mfsdp_shampoo_desc *desc = &group->shampoo;
+  const double values[] = {desc->beta1,
+                           desc->beta2,
+                           desc->eps,
+                           (double)desc->update_every,
+                           (double)desc->size_limit,
+                           (double)desc->graft,
+                           desc->graft_eps};
+  if (index >= 7) return 0;
+  *name = names[index];
+  *value = values[index];
+  return 1;
+}
+
+MFSDP_API mfsdp_status mfsdp__soap_group_check(mfsdp_context *context,
+                                               const mfsdp_hyper_group *group) {
+  return mfsdp_soap_check(context, &group->soap);
+}
+
+MFSDP_API mfsdp_status mfsdp__soap_supported(mfsdp_context *context, const mfsdp_backend *backend) {
+  return mfsdp_precondition_backend_check(context, backend, "soap", 1);
+}
+
+MFSDP_API int mfsdp__soap_group_state(const mfsdp_hyper_group *group,
+                                      const mfsdp_optimizer_tensor *tensor, int32_t index,
+                                      mfsdp__state_shape *out) {
+  mfsdp_precondition_array array;
+  if (!mfsdp_soap_state(&group->soap, tensor->rows, tensor->cols, index, &array)) return 0;
+  mfsdp__precondition_shape(&array, out);
+  return 1;
+}
+
+MFSDP_API mfsdp_status mfsdp__soap_scratch(mfsdp_context *context, const mfsdp_backend *backend,
+                                           const mfsdp_hyper_group *group,
+                                           const mfsdp_optimizer_tensor *tensor, int64_t item_count,
+                                           size_t *nbytes) {
+  (void)item_count;
+  return mfsdp_soap_workspace_nbytes(context, backend, &group->soap, tensor->rows, tensor->cols,
+                                     nbytes);
+}
+
+MFSDP_API mfsdp_status mfsdp__soap_group_run(mfsdp_context *context,
+                                             const mfsdp_optimizer *optimizer, mfsdp_queue *queue,
+                                             const mfsdp__optimizer_job *job,
+                                             const mfsdp_step_scalars *scalars,
+                                             const uint32_t *present) {
+  const mfsdp_precondition_job one = mfsdp__precondition_job(optimizer, job, scalars, present);
+  return mfsdp_soap_step(context, optimizer->backend, queue,
+                         &optimizer->groups[job->hyper_group].soap, &one);
+}
+
+MFSDP_API int mfsdp__soap_field(const mfsdp_hyper_group *group, int32_t index, const char **name,
+                                double *value) {
+  static const char *const names[] = {"soap.beta1", "soap.beta2", "soap.shampoo_beta",
+                                      "soap.eps",   "soap.every", "soap.limit"};
+  const mfsdp_soap_desc *desc = &group->soap;
+  const double values[] = {desc->beta1,
+                           desc->beta2,
+                           desc->shampoo_beta,
+                           desc->eps,
+                           (double)desc->update_every,
+                           (double)desc->size_limit};
+  if (index >= 6) return 0;
+  *name = names[index];
+  *value = values[index];
+  return 1;
+}
+
 /* ---- the table ---- */
 
 /* The entry of a kind; NULL for none. */
 MFSDP_API const mfsdp__algorithm *mfsdp__algorithm_of(mfsdp_algorithm_kind kind) {
   static const mfsdp__algorithm table[] = {
-      {MFSDP_ALGORITHM_MUON, "muon", 1, mfsdp__muon_group_check, mfsdp__muon_state,
-       mfsdp__muon_scratch, mfsdp__muon_scale, mfsdp__muon_run},
-      {MFSDP_ALGORITHM_ADAMW, "adamw", 0, mfsdp__adamw_group_check, mfsdp__adamw_state, NULL, NULL,
-       mfsdp__adamw_run},
+      {MFSDP_ALGORITHM_MUON, "muon", 1, 0, NULL, mfsdp__muon_group_check, mfsdp__muon_state,
+       mfsdp__muon_scratch, mfsdp__muon_scale, mfsdp__muon_run, NULL},
+      {MFSDP_ALGORITHM_ADAMW, "adamw", 0, 0, NULL, mfsdp__adamw_group_check, mfsdp__adamw_state,
+       NULL, NULL, mfsdp__adamw_run, NULL},
+      {MFSDP_ALGORITHM_SHAMPOO, "shampoo", 1, 1, mfsdp__shampoo_supported,
+       mfsdp__shampoo_group_check, mfsdp__shampoo_group_state, mfsdp__shampoo_scratch, NULL,
+       mfsdp__shampoo_group_run, mfsdp__shampoo_field},
+      {MFSDP_ALGORITHM_SOAP, "soap", 1, 1, mfsdp__soap_supported, mfsdp__soap_group_check,
+       mfsdp__soap_group_state, mfsdp__soap_scratch, NULL, mfsdp__soap_group_run,
+       mfsdp__soap_field},
   };
   size_t i;
   for (i = 0; i < sizeof(table) / sizeof(table[0]); ++i)

@@ -11,20 +11,26 @@
 
 #include "../adamw.h"
 #include "../muon.h"
+#include "../shampoo.h"
+#include "../soap.h"
 
 typedef enum mfsdp_algorithm_kind {
   MFSDP_ALGORITHM_MUON = 1, /* needs whole matrices: role MATRIX only */
-  MFSDP_ALGORITHM_ADAMW     /* any trainable role */
+  MFSDP_ALGORITHM_ADAMW,    /* any trainable role */
+  MFSDP_ALGORITHM_SHAMPOO,  /* as MUON, and a backend with eigh */
+  MFSDP_ALGORITHM_SOAP      /* as MUON, and a backend with eigh and qr */
 } mfsdp_algorithm_kind;
 
 /* A hyperparameter group: parameters name it by its index in the description. */
 typedef struct mfsdp_hyper_group {
   size_t struct_nbytes;
   mfsdp_algorithm_kind algorithm;
-  double lr, weight_decay; /* lr may be 0; the schedule multiplies it */
-  int32_t clipped;         /* 1: the global-norm clip scales this group's gradients */
-  mfsdp_muon_desc muon;    /* read by MUON */
-  mfsdp_adamw_desc adamw;  /* read by ADAMW */
+  double lr, weight_decay;    /* lr may be 0; the schedule multiplies it */
+  int32_t clipped;            /* 1: the global-norm clip scales this group's gradients */
+  mfsdp_muon_desc muon;       /* read by MUON */
+  mfsdp_adamw_desc adamw;     /* read by ADAMW */
+  mfsdp_shampoo_desc shampoo; /* read by SHAMPOO */
+  mfsdp_soap_desc soap;       /* read by SOAP */
 } mfsdp_hyper_group;
 
 /* A Muon group at the preset's lr and decay; clipping does not touch its scale-free input. */
@@ -35,6 +41,8 @@ MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_muon(mfsdp_muon_preset preset) {
   group.algorithm = MFSDP_ALGORITHM_MUON;
   group.muon = mfsdp_muon_desc_preset(preset);
   group.adamw = mfsdp_adamw_desc_default();
+  group.shampoo = mfsdp_shampoo_desc_default();
+  group.soap = mfsdp_soap_desc_default();
   group.lr = group.muon.default_lr;
   group.weight_decay = group.muon.default_weight_decay;
   return group;
@@ -47,6 +55,24 @@ MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_adamw(double lr, double weight_dec
   group.lr = lr;
   group.weight_decay = weight_decay;
   group.clipped = 1;
+  return group;
+}
+
+/* A Shampoo group at its default lr and decay; clipped. */
+MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_shampoo(void) {
+  mfsdp_hyper_group group = mfsdp_hyper_group_adamw(0.0, 0.0);
+  group.algorithm = MFSDP_ALGORITHM_SHAMPOO;
+  group.lr = group.shampoo.default_lr;
+  group.weight_decay = group.shampoo.default_weight_decay;
+  return group;
+}
+
+/* A SOAP group at its default lr and decay; clipped. */
+MFSDP_API mfsdp_hyper_group mfsdp_hyper_group_soap(void) {
+  mfsdp_hyper_group group = mfsdp_hyper_group_adamw(0.0, 0.0);
+  group.algorithm = MFSDP_ALGORITHM_SOAP;
+  group.lr = group.soap.default_lr;
+  group.weight_decay = group.soap.default_weight_decay;
   return group;
 }
 
@@ -85,7 +111,7 @@ typedef struct mfsdp_optimizer_tensor {
 /* One array of optimizer state: what checkpoints and offload read instead of switching on
  * algorithms. */
 typedef struct mfsdp_optimizer_state {
-  const char *name; /* "momentum", "row_moment", "exp_avg", "exp_avg_sq" */
+  const char *name; /* "momentum", "row_moment", "exp_avg", "exp_avg_sq", "gram_left", ... */
   int32_t tensor;   /* index in the list given to create */
   mfsdp_dtype dtype;
   mfsdp_space space;
@@ -100,6 +126,7 @@ typedef struct mfsdp__optimizer_job {
   int32_t hyper_group, first_item, item_count;
   int64_t rows, cols, max_count, total_count;
   int64_t direction_stride; /* elements from one item's direction to the next one's */
+  mfsdp_fused_item only;    /* of a job that has but one: what the host cannot read on a device */
   float
       *offloaded[1 +
                  MFSDP_FUSED_STATE_COUNT]; /* master and states to bring to the device; NULL ends */
@@ -110,6 +137,7 @@ typedef struct mfsdp_optimizer {
   const mfsdp_backend *backend;
   mfsdp_hyper_group *groups;
   int32_t group_count, item_count, job_count, state_count;
+  int64_t attempted_steps; /* steps so far, skipped ones too: intervals of refreshes count them */
   mfsdp__optimizer_job *jobs; /* in execution order: groups in order, tensors in order */
   mfsdp_optimizer_state *states;
   mfsdp_buffer items; /* DEVICE table of mfsdp_fused_item, in job order */

@@ -103,7 +103,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
   MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));
   MFSDP_TRY(mfsdp_backend_check(context, desc->backend));
-  return mfsdp_optimizer_desc_check(context, desc->optimizer);
+  MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc->optimizer));
+  return mfsdp_optimizer_backend_check(context, desc->backend, desc->optimizer);
 }
 
 /* A transport and its control plane: the same ranks, and this backend's queues. */

@@ -152,7 +152,8 @@ MFSDP_API mfsdp_status mfsdp__measure_optimizer(mfsdp_context *context,
     mfsdp_optimizer_tensor tensor;
     if (pieces[i].owner != group->transport->rank || pieces[i].grad_shard_offset < 0) continue;
     tensor = mfsdp__piece_tensor(group->plan, &pieces[i]);
-    MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, &optimizer, &tensor, &out->optimizer));
+    MFSDP_TRY(mfsdp_optimizer_measure_tensor(context, desc->backend, &optimizer, &tensor,
+                                             &out->optimizer));
   }
   return MFSDP_OK;
 }

@@ -112,6 +112,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_resume(mfsdp_runtime *rt, const mfsdp_progr
   MFSDP_TRY(mfsdp__resume_check(rt, progress));
   MFSDP_TRY(mfsdp__step_harvest(rt));
   MFSDP_TRY(mfsdp__resume_scalars(rt, progress->applied_steps));
+  MFSDP_TRY(mfsdp_optimizer_resume(rt->context, rt->optimizer, progress->step));
   rt->step_index = progress->step;
   rt->skipped_steps = progress->skipped_steps;
   rt->loss_scale = progress->loss_scale;

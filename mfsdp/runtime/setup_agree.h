@@ -19,11 +19,19 @@
 
 MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_group *group) {
   const mfsdp_newton_schulz_desc *ns = &group->muon.newton_schulz;
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  const char *name;
+  double value;
   int32_t i, k;
   hash = mfsdp_hash_u64(hash, (uint64_t)group->algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)group->clipped);
   hash = mfsdp__hash_f64(hash, group->lr);
   hash = mfsdp__hash_f64(hash, group->weight_decay);
+  if (algorithm->field != NULL) {
+    for (i = 0; algorithm->field(group, i, &name, &value); ++i)
+      hash = mfsdp__hash_f64(hash, value);
+    return hash;
+  }
   if (group->algorithm == MFSDP_ALGORITHM_ADAMW) {
     hash = mfsdp__hash_f64(hash, group->adamw.beta1);
     hash = mfsdp__hash_f64(hash, group->adamw.beta2);

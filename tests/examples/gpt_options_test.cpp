@@ -179,6 +179,34 @@ TEST(GptOptions, MuonsNames) {
                "--data", "t", "--preset", "adam");
 }
 
+TEST(GptOptions, ShampooAndSoap) {
+  EXPECT_ERROR("--graft is Shampoo's; --optimizer muon does not use it", "--data", "t", "--graft",
+               "sgd");
+  EXPECT_ERROR("--precondition-every is Shampoo's and SOAP's; --optimizer adamw", "--data", "t",
+               "--optimizer", "adamw", "--precondition-every", "3");
+  EXPECT_ERROR("--precondition-limit is Shampoo's and SOAP's; --optimizer muon", "--data", "t",
+               "--precondition-limit", "3");
+  EXPECT_ERROR("--precondition-every is '0'; give a whole number from 1", "--data", "t",
+               "--precondition-every", "0");
+#if MFSDP_EXAMPLE_LAPACKE
+  const Parsed p = Parse({"--data", "t", "--optimizer", "shampoo", "--precondition-every", "20",
+                          "--precondition-limit", "512", "--graft", "none"});
+  EXPECT_EQ(p.options.optimizer, GPT_OPTIMIZER_SHAMPOO);
+  EXPECT_EQ(p.options.precondition_every, 20);
+  EXPECT_EQ(p.options.precondition_limit, 512);
+  EXPECT_EQ(p.options.graft, GPT_GRAFT_NONE);
+  EXPECT_EQ(Parse({"--data", "t", "--optimizer", "soap", "--lr", "1"}).options.optimizer,
+            GPT_OPTIMIZER_SOAP);
+  EXPECT_ERROR("--preset is Muon's; --optimizer soap", "--data", "t", "--optimizer", "soap",
+               "--preset", "dion");
+  EXPECT_ERROR("--graft is Shampoo's; --optimizer soap", "--data", "t", "--optimizer", "soap",
+               "--graft", "sgd");
+#else
+  EXPECT_ERROR("--optimizer soap: not in this build", "--data", "t", "--optimizer", "soap");
+  EXPECT_ERROR("--optimizer shampoo: not in this build", "--data", "t", "--optimizer", "shampoo");
+#endif
+}
+
 TEST(GptOptions, TransportIsWhatTheBuildHas) {
 #if MFSDP_EXAMPLE_MPI
   EXPECT_EQ(Parse({"--data", "t", "--transport", "mpi"}).options.transport, GPT_TRANSPORT_MPI);

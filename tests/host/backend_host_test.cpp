@@ -25,7 +25,26 @@ TEST_P(BackendHost, HasEveryRequiredEntry) {
   Rig rig(GetParam());
   EXPECT_EQ(mfsdp_backend_check(&rig.context, rig.backend), MFSDP_OK) << rig.message();
   EXPECT_STREQ(rig.ops->name, "host");
-  EXPECT_FALSE(MFSDP_HAS(rig.ops, eigh));
+  const int has = test::rig_lapack() != nullptr;
+  EXPECT_EQ(MFSDP_HAS(rig.ops, eigh), has);
+  EXPECT_EQ(MFSDP_HAS(rig.ops, eigh_workspace_nbytes), has);
+  EXPECT_EQ(MFSDP_HAS(rig.ops, qr), has);
+  EXPECT_EQ(MFSDP_HAS(rig.ops, qr_workspace_nbytes), has);
+  EXPECT_TRUE(MFSDP_HAS(rig.ops, precondition));
+}
+
+TEST(BackendHostCreate, WithoutALapack) {
+  mfsdp_context context;
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  const mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
+  mfsdp_host_backend *host = nullptr;
+  ASSERT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);
+  ASSERT_EQ(mfsdp_host_backend_create(&context, &desc, &host), MFSDP_OK);
+  const mfsdp_backend_ops *ops = mfsdp_host_backend_get(host)->ops;
+  EXPECT_FALSE(MFSDP_HAS(ops, eigh) || MFSDP_HAS(ops, qr) ||
+               MFSDP_HAS(ops, eigh_workspace_nbytes) || MFSDP_HAS(ops, qr_workspace_nbytes));
+  EXPECT_EQ(mfsdp_host_backend_destroy(&context, host), MFSDP_OK);
+  EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK);
 }
 
 struct DescFault {

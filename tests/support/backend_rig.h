@@ -28,6 +28,11 @@
 #include "mfsdp/host/math_cblas.h"
 #endif
 #endif
+#if defined(MFSDP_EXAMPLE_LAPACKE)
+#if MFSDP_EXAMPLE_LAPACKE
+#include "mfsdp/host/math_lapacke.h"
+#endif
+#endif
 
 #include <gtest/gtest.h>
 
@@ -61,6 +66,16 @@ inline std::string rig_name(const ::testing::TestParamInfo<RigKind> &info) {
   return info.param.name;
 }
 
+/* NULL: this build has none, and tests that need one are skipped. */
+inline const mfsdp_host_lapack *rig_lapack() {
+#if defined(MFSDP_EXAMPLE_LAPACKE)
+#if MFSDP_EXAMPLE_LAPACKE
+  return mfsdp_host_lapacke();
+#endif
+#endif
+  return nullptr;
+}
+
 class Rig {
 public:
   explicit Rig(const RigKind &kind) {
@@ -69,6 +84,7 @@ public:
     EXPECT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);
     mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
     desc.math = kind.math;
+    desc.lapack = rig_lapack();
     desc.queue_kind = kind.queue_kind;
     EXPECT_EQ(mfsdp_host_backend_create(&context, &desc, &host), MFSDP_OK) << message();
     backend = mfsdp_host_backend_get(host);
