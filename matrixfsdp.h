@@ -27,7 +27,7 @@
  *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h; any LAPACKE
  *                                   through math_lapacke.h, for Shampoo and SOAP
  *   mfsdp/host/transport_threads.h  ranks are threads of this process
- *   mfsdp/posix/io_posix.h          files, for checkpoints
+ *   mfsdp/posix/io_posix.h          files, for checkpoints; background_posix.h: a thread for their saves
  *
  * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
  * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS; math_lapacke.h: -llapacke.
@@ -41,6 +41,7 @@
 
 #include "mfsdp/adamw.h"
 #include "mfsdp/backend.h"
+#include "mfsdp/background.h"
 #include "mfsdp/checkpoint.h"
 #include "mfsdp/collective.h"
 #include "mfsdp/config.h"

@@ -24,23 +24,28 @@
  * depend on none of ranks, planner, transport, groups and replicas.
  *
  * A save is all or nothing, also under kill -9 and loss of power: files and folders are synced, the
- * folder gets its name last, and then `latest` names it.
+ * folder gets its name last, and then `latest` names it. With desc.background a save can be written
+ * by another thread while training goes on (api.h, background.h).
  *
+ *   api.h   saves                      background.h  while training goes on
  *   save.h  the phases of a save       load.h, open.h  of a load      folder.h  names, latest
  *   desc.h  descriptions               tables.h        files, runs    state.h   step counts
  *   share.h the tensors of all groups  agree.h         one verdict    records.h, object.h
  * With several groups a checkpoint is the union of their parameters; of replicas one writes, all
  * read.
- * Does not: save in the background.
+ * Does not: write to memory that is not a file system (io.h is the place for that).
  * Link flags: -lm.
  */
 #ifndef MFSDP_CHECKPOINT_H
 #define MFSDP_CHECKPOINT_H
 
 #include "checkpoint/agree.h"
+#include "checkpoint/api.h"
+#include "checkpoint/background.h"
 #include "checkpoint/create.h"
 #include "checkpoint/desc.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/job.h"
 #include "checkpoint/load.h"
 #include "checkpoint/object.h"
 #include "checkpoint/open.h"

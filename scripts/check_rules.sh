@@ -48,7 +48,8 @@ optimizer: BASE dtype cost plan shard backend newton_schulz muon adamw shampoo s
 runtime: BASE random dtype cost plan shard backend transport collective optimizer
 safetensors: BASE dtype
 io: BASE
-checkpoint: BASE dtype io plan shard backend transport optimizer runtime safetensors
+background: BASE
+checkpoint: BASE dtype io background plan shard backend transport optimizer runtime safetensors
 launch: BASE
 END
 }

@@ -6,9 +6,14 @@
 #ifndef MFSDP_CHECKPOINT_CREATE_H
 #define MFSDP_CHECKPOINT_CREATE_H
 
+#include "job.h"
 #include "share.h"
 
-/* Gives everything back. Before the runtime is destroyed. NULL is allowed. */
+/*
+ * Gives everything back. Before the runtime is destroyed. NULL is allowed. No communication: a save in
+ * the background that no mfsdp_checkpoint_wait has ended is given up once this rank's part of it is
+ * written, and `latest` names what it named before (or the new one, if only the verdict was missing).
+ */
 MFSDP_API void mfsdp_checkpoint_destroy(mfsdp_checkpoint *ck) {
   mfsdp_context *context;
   const mfsdp_backend *backend;
@@ -17,6 +22,7 @@ MFSDP_API void mfsdp_checkpoint_destroy(mfsdp_checkpoint *ck) {
   context = ck->context;
   backend = ck->rt->backend;
   tensors = (size_t)ck->tensor_count;
+  mfsdp__ck_free_job(ck);
   mfsdp_buffer_free(context, backend, &ck->device);
   mfsdp_buffer_free(context, backend, &ck->values);
   mfsdp_buffer_free(context, backend, &ck->stage);
@@ -40,6 +46,7 @@ MFSDP_API mfsdp_status mfsdp__ck_check_desc(mfsdp_context *context,
                       "mfsdp_checkpoint_desc_default)",
                       sizeof(*desc));
   MFSDP_TRY(mfsdp_io_check(context, desc->io));
+  if (desc->background != NULL) MFSDP_TRY(mfsdp_background_check(context, desc->background));
   if (desc->folder == NULL || desc->folder[0] == '\0' ||
       strlen(desc->folder) > MFSDP__CK_PATH_NBYTES / 2)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -168,6 +175,7 @@ MFSDP_API mfsdp_status mfsdp__ck_make(mfsdp_checkpoint *ck, const mfsdp_checkpoi
   mfsdp_status status;
   MFSDP_TRY(mfsdp__ck_share(ck, mfsdp__ck_use_desc(ck, desc)));
   status = mfsdp__ck_make_tables(ck);
+  if (status == MFSDP_OK) status = mfsdp__ck_make_job(ck, desc->background);
   own.hash = ck->hash;
   if (ck->rt->group_count == 1) return status;
   return mfsdp__ck_agree_within(ck, status, &own, ck->rt->groups[0].control->deadline_us);
@@ -186,9 +194,10 @@ MFSDP_API mfsdp_status mfsdp__ck_alloc(mfsdp_runtime *rt, mfsdp_checkpoint **out
 }
 
 /*
- * Makes the tables of a runtime's checkpoints; no file is touched. COMPLETE. The runtime and
- * desc->io must outlive it. Memory: the staging of the description, three times with compute copies,
- * and tables: a name and about 250 bytes for each tensor of all groups.
+ * Makes the tables of a runtime's checkpoints; no file is touched. COMPLETE. The runtime, desc->io
+ * and desc->background must outlive it. Memory: the staging of the description, three times with
+ * compute copies; tables: a name and about 250 bytes for each tensor of all groups; and with a
+ * background mfsdp_checkpoint_snapshot_nbytes().
  * With one group there is no communication. With several it is collective, between two steps, since
  * a rank learns here of groups that it is not part of; all ranks return the same then, and a rank
  * that cannot even say that it failed poisons the runtime.

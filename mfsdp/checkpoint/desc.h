@@ -6,6 +6,7 @@
 #ifndef MFSDP_CHECKPOINT_DESC_H
 #define MFSDP_CHECKPOINT_DESC_H
 
+#include "../background.h"
 #include "../dtype.h"
 #include "../io.h"
 #include "../runtime.h"
@@ -22,9 +23,12 @@ typedef struct mfsdp_checkpoint_desc {
   int32_t keep_last;       /* whole checkpoints that stay after a save; 0: all */
   int64_t timeout_us;      /* how long ranks wait for the slowest one's files */
   size_t stage_nbytes;     /* bytes moved at a time; two such buffers on each rank */
+  /* For mfsdp_checkpoint_save_begin: one of the checkpoint's own, as mfsdp_background_posix() of
+   * posix/background_posix.h. Costs mfsdp_checkpoint_snapshot_nbytes(). NULL: no such saves. */
+  const mfsdp_background *background;
 } mfsdp_checkpoint_desc;
 
-/* No folder and no io (they must be set), 5 GB a file, all kept, an hour, 4 MiB. */
+/* No folder and no io (they must be set), 5 GB a file, all kept, an hour, 4 MiB, no background. */
 MFSDP_API mfsdp_checkpoint_desc mfsdp_checkpoint_desc_default(void) {
   mfsdp_checkpoint_desc desc;
   memset(&desc, 0, sizeof(desc));

@@ -226,14 +226,21 @@ MFSDP_API mfsdp_status mfsdp__ck_clean(mfsdp_checkpoint *ck) {
   }
 }
 
-/* Writes a small file whole and syncs it. */
+/* Writes a small file whole; who publishes it syncs it before. */
 MFSDP_API mfsdp_status mfsdp__ck_write_file(mfsdp_checkpoint *ck, const char *path,
                                             const void *data, size_t nbytes) {
   mfsdp_io_file *file;
   mfsdp_status status;
   MFSDP_TRY(mfsdp_io_open(ck->context, &ck->io, path, MFSDP_IO_CREATE, &file));
   status = mfsdp_io_write(ck->context, &ck->io, file, path, 0, nbytes, data);
-  if (status == MFSDP_OK) status = mfsdp_io_sync(ck->context, &ck->io, file, path);
+  return mfsdp_io_close(ck->context, &ck->io, file, path, status);
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_sync_path(mfsdp_checkpoint *ck, const char *path) {
+  mfsdp_io_file *file;
+  mfsdp_status status;
+  MFSDP_TRY(mfsdp_io_open(ck->context, &ck->io, path, MFSDP_IO_WRITE, &file));
+  status = mfsdp_io_sync(ck->context, &ck->io, file, path);
   return mfsdp_io_close(ck->context, &ck->io, file, path, status);
 }
 
@@ -243,6 +250,7 @@ MFSDP_API mfsdp_status mfsdp__ck_write_latest(mfsdp_checkpoint *ck, int64_t step
   char name[MFSDP_CHECKPOINT_NAME_NBYTES + 1];
   mfsdp__ck_name(step, "\n", name);
   MFSDP_TRY(mfsdp__ck_write_file(ck, temporary.text, name, strlen(name)));
+  MFSDP_TRY(mfsdp__ck_sync_path(ck, temporary.text));
   MFSDP_TRY(mfsdp_io_rename(ck->context, &ck->io, temporary.text, latest.text));
   return mfsdp_io_sync_folder(ck->context, &ck->io, ck->folder);
 }

@@ -217,7 +217,8 @@ MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
  * and shapes are compared before anything is changed. E_FORMAT: they differ in a way that the
  * description does not allow, or a file is damaged (its message says how). E_IO: the disk, or
  * nothing to load; if it comes while values are read, they are undefined. E_STATE: a step is open,
- * a unit is acquired. E_ARGUMENT; E_MEMORY (headers, given back); E_TIMEOUT, E_PEER, E_MISMATCH.
+ * a unit is acquired. E_ARGUMENT; E_MEMORY (headers, given back); E_TIMEOUT, E_PEER, E_MISMATCH. The
+ * failure of an earlier save in the background comes first: then nothing was loaded.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_load(mfsdp_checkpoint *ck,
                                              const mfsdp_checkpoint_load_desc *desc,
@@ -226,6 +227,7 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_load(mfsdp_checkpoint *ck,
   mfsdp_status status;
   MFSDP_TRY(mfsdp__runtime_usable(ck->rt));
   MFSDP_TRY(mfsdp__ck_load_check(ck, desc, out));
+  MFSDP_TRY(mfsdp_checkpoint_wait(ck)); /* a save in the background: what it saves may be meant */
   MFSDP_TRY(mfsdp_runtime_progress(ck->rt, &out->progress));
   memset(&load, 0, sizeof(load));
   load.ck = ck;

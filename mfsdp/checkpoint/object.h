@@ -84,6 +84,8 @@ struct mfsdp_checkpoint {
   mfsdp_buffer stage;  /* PINNED */
   mfsdp_buffer values; /* PINNED: converted */
   mfsdp_buffer device; /* DEVICE: fp32 values on the way to compute copies; empty without any */
+
+  struct mfsdp__ck_job *job; /* saves in the background; NULL: none */
 };
 
 /* ---- parameters, by the runtime's number ---- */

@@ -7,7 +7,7 @@
 #ifndef MFSDP_CHECKPOINT_OPEN_H
 #define MFSDP_CHECKPOINT_OPEN_H
 
-#include "save.h"
+#include "api.h"
 
 typedef struct mfsdp__ck_open_file {
   mfsdp_io_file *file;
