@@ -6,6 +6,8 @@
 #include "runtime/groups_rig.h"
 #include "support/model_disk.h"
 
+#include "mfsdp/posix/background_posix.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,6 +24,59 @@ using test::ModelDisk;
 using test::Rank;
 using test::require;
 using test::Trainer;
+
+/* A background whose work waits until it is told to go on; from the start it need not. */
+class Held {
+public:
+  mfsdp_background get() {
+    static const mfsdp_background_ops ops = {sizeof(ops), "held", start, idle, wait};
+    mfsdp_background background;
+    std::memset(&background, 0, sizeof(background));
+    background.struct_nbytes = sizeof(background);
+    background.ops = &ops;
+    background.self = this;
+    return background;
+  }
+  void hold(bool on) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_ = on;
+    changed_.notify_all();
+  }
+  bool refuses = false; /* to start */
+
+private:
+  static mfsdp_status start(void *user, void (*function)(void *argument), void *argument,
+                            mfsdp_error *error) {
+    Held *self = static_cast<Held *>(user);
+    if (self->refuses) return MFSDP_ERROR_SET(error, MFSDP_E_MEMORY, -1, "no thread today");
+    require(!self->thread_.joinable(), "two at once");
+    self->done_ = false;
+    self->thread_ = std::thread([=] {
+      {
+        std::unique_lock<std::mutex> lock(self->mutex_);
+        self->changed_.wait(lock, [=] { return !self->held_; });
+      }
+      function(argument);
+      self->done_ = true;
+    });
+    return MFSDP_OK;
+  }
+  static int32_t idle(void *user) {
+    Held *self = static_cast<Held *>(user);
+    if (self->thread_.joinable() && !self->done_) return 0;
+    wait(user);
+    return 1;
+  }
+  static void wait(void *user) {
+    Held *self = static_cast<Held *>(user);
+    if (self->thread_.joinable()) self->thread_.join();
+  }
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> done_{true};
+  bool held_ = false;
+};
 
 /* A trainer with its checkpoint. */
 struct Saver {
@@ -43,6 +98,16 @@ struct Saver {
     const mfsdp_safetensors_pair mine = {"mine", "1"};
     return mfsdp_checkpoint_save(checkpoint, &mine, 1);
   }
+  mfsdp_status save_begin() {
+    const mfsdp_safetensors_pair mine = {"mine", "1"};
+    return mfsdp_checkpoint_save_begin(checkpoint, &mine, 1);
+  }
+  mfsdp_status wait() { return mfsdp_checkpoint_wait(checkpoint); }
+  /* Saves may be held up from now on; before create. */
+  void use(Held *held) {
+    background = held->get();
+    desc.background = &background;
+  }
   mfsdp_status load() {
     loaded = mfsdp_checkpoint_loaded_default();
     return mfsdp_checkpoint_load(checkpoint, &how, &loaded);
@@ -54,6 +119,7 @@ struct Saver {
   }
   Trainer trainer;
   mfsdp_io io;
+  mfsdp_background background;
   mfsdp_checkpoint_desc desc;
   mfsdp_checkpoint *checkpoint = nullptr;
   mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
@@ -243,12 +309,29 @@ struct Outcome {
   int64_t calls;
 };
 
+/* How the second save is done. */
+enum class Way { kForeground, kBackground, kPolled };
+
+/* A save beside a step of training; what the next call says. */
+mfsdp_status save_beside(Saver *s, int64_t step, Way way) {
+  int32_t running = 1;
+  MFSDP_TRY(s->save_begin());
+  MFSDP_TRY(s->trainer.step(step));
+  if (way == Way::kBackground) return s->wait();
+  while (running)
+    MFSDP_TRY(mfsdp_checkpoint_poll(s->checkpoint, &running));
+  return MFSDP_OK;
+}
+
 Outcome save_twice(const Job &job, ModelDisk *disk, int64_t more, int32_t keep_last,
-                   const std::function<void()> &spoil) {
+                   const std::function<void()> &spoil, Way way = Way::kForeground) {
   Outcome outcome;
   const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    mfsdp_posix_background thread;
     Saver s(&rank, &job, 1, disk);
     s.desc.keep_last = keep_last;
+    s.background = mfsdp_background_posix(&thread);
+    s.desc.background = &s.background;
     MFSDP_TRY(s.create());
     MFSDP_TRY(s.trainer.step(0));
     MFSDP_TRY(s.save());
@@ -257,7 +340,7 @@ Outcome save_twice(const Job &job, ModelDisk *disk, int64_t more, int32_t keep_l
     MFSDP_TRY(rank.barrier());
     if (rank.rank == 0) spoil();
     MFSDP_TRY(rank.barrier());
-    outcome.status[rank.rank] = s.save();
+    outcome.status[rank.rank] = way == Way::kForeground ? s.save() : save_beside(&s, 1 + more, way);
     outcome.message[rank.rank] = mfsdp_context_error(&rank.context)->message;
     return s.destroy();
   });
@@ -267,19 +350,22 @@ Outcome save_twice(const Job &job, ModelDisk *disk, int64_t more, int32_t keep_l
 }
 
 /* FAULTS c1, c2, c3, c9. */
-void crash_everywhere(int64_t more, int32_t keep_last) {
+void crash_everywhere(int64_t more, int32_t keep_last, Way way = Way::kForeground) {
   const Job job = small_job();
+  const int64_t stride = way == Way::kForeground ? kStride : 3 * kStride;
   ModelDisk sound;
-  const Outcome whole = save_twice(job, &sound, more, keep_last, [&] { sound.fail_at(0); });
+  const Outcome whole = save_twice(
+      job, &sound, more, keep_last, [&] { sound.fail_at(0); }, way);
   ASSERT_EQ(whole.status[0], MFSDP_OK) << whole.message[0];
   sound.crash(Crash::kLoseUnsynced, 1); /* what is promised is durable */
   const Found after = look(job, &sound);
   ASSERT_EQ(after.step, 1 + more) << after.error;
   std::set<Found> seen;
-  for (int64_t n = 1 + more % kStride; n <= whole.calls; n += kStride)
+  for (int64_t n = 1 + more % stride; n <= whole.calls; n += stride)
     for (int kind = 0; kind < 4; ++kind) {
       ModelDisk disk;
-      (void)save_twice(job, &disk, more, keep_last, [&] { disk.die_at(n); });
+      (void)save_twice(
+          job, &disk, more, keep_last, [&] { disk.die_at(n); }, way);
       disk.crash(kind == 0   ? Crash::kKeepAll
                  : kind == 1 ? Crash::kLoseUnsynced
                              : Crash::kAnyOfUnsynced,
@@ -309,12 +395,20 @@ TEST(Checkpoint, TheSameWhenAStepIsSavedAgain) {
   crash_everywhere(0, 0);
 }
 
-TEST(Checkpoint, EachCallThatFailsIsAnErrorOnEveryRankAndLosesNothing) {
+/* With the other threads' calls between those of the ranks in any order. */
+TEST(Checkpoint, TheSameOfASaveInTheBackground) {
+  crash_everywhere(1, 1, Way::kPolled);
+}
+
+void fail_everywhere(Way way) {
   const Job job = small_job();
-  int64_t failed = 0, calls = 1;
-  for (int64_t n = 1; n <= calls; ++n) {
+  /* A sanitizer has seen the calls themselves in the foreground: here it is after the threads. */
+  const int64_t stride = way == Way::kForeground ? 1 : kStride;
+  int64_t failed = 0, tried = 0, calls = 1;
+  for (int64_t n = 1; n <= calls; n += stride, ++tried) {
     ModelDisk disk;
-    const Outcome outcome = save_twice(job, &disk, 1, 1, [&] { disk.fail_at(n); });
+    const Outcome outcome = save_twice(
+        job, &disk, 1, 1, [&] { disk.fail_at(n); }, way);
     EXPECT_EQ(outcome.status[0], outcome.status[1]) << "call " << n;
     if (outcome.status[0] != MFSDP_OK) {
       ++failed;
@@ -324,13 +418,22 @@ TEST(Checkpoint, EachCallThatFailsIsAnErrorOnEveryRankAndLosesNothing) {
     }
     if (n == 1) {
       ModelDisk sound;
-      calls = save_twice(job, &sound, 1, 1, [&] { sound.fail_at(0); }).calls;
+      calls = save_twice(
+                  job, &sound, 1, 1, [&] { sound.fail_at(0); }, way)
+                  .calls;
     }
     disk.crash(Crash::kKeepAll, 1);
     EXPECT_EQ(look(job, &disk).error, "") << "call " << n;
   }
-  EXPECT_GE(failed, calls - 1); /* the lock's own close has nothing to lose */
+  EXPECT_GE(failed, tried - 1); /* the lock's own close has nothing to lose */
   EXPECT_GT(calls, 50);
+}
+
+TEST(Checkpoint, EachCallThatFailsIsAnErrorOnEveryRankAndLosesNothing) {
+  fail_everywhere(Way::kForeground);
+}
+TEST(Checkpoint, EachCallThatFailsInTheBackgroundIsSaidByTheNextCall) {
+  fail_everywhere(Way::kBackground);
 }
 
 TEST(Checkpoint, ShortAndInterruptedTransfersChangeNothing) {
@@ -365,6 +468,180 @@ TEST(Checkpoint, KeepLastNeverRemovesWhatLatestNames) {
   EXPECT_EQ(disk.files().at("run/latest"), "step-1\n");
   EXPECT_EQ(disk.files().count("run/step-2/model.safetensors"), 0u);
   EXPECT_EQ(look(job, &disk).step, 1);
+}
+
+/* ---- in the background ---- */
+
+TEST(Checkpoint, TrainingGoesOnAndTheFilesAreThoseOfTheMomentOfTheSave) {
+  for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16}) {
+    Job job = MFSDP_TEST_SANITIZER ? small_job() : mixed_job();
+    test::set_dtypes(&job.model, -1, dtype, dtype, dtype);
+    ModelDisk plain, beside;
+    ASSERT_EQ(train_and_save(job, 2, 1, &plain), "");
+    ASSERT_EQ(train_and_save(job, 2, 2, &plain), "");
+    ASSERT_EQ(train_and_save(job, 2, 3, &plain), "");
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+      Held held;
+      Saver s(&rank, &job, kBlocks / 3, &beside);
+      int32_t running = 0;
+      s.use(&held);
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.trainer.step(0));
+      held.hold(true);
+      MFSDP_TRY(s.save_begin());
+      MFSDP_TRY(s.trainer.step(1)); /* not a byte is written yet */
+      MFSDP_TRY(mfsdp_checkpoint_poll(s.checkpoint, &running));
+      require(running == 1, "held, and not running");
+      held.hold(false);
+      MFSDP_TRY(s.save_begin()); /* the first one ends before */
+      MFSDP_TRY(s.trainer.step(2));
+      for (running = 1; running;)
+        MFSDP_TRY(mfsdp_checkpoint_poll(s.checkpoint, &running));
+      MFSDP_TRY(s.save_begin());
+      MFSDP_TRY(s.wait());
+      return s.destroy();
+    });
+    ASSERT_TRUE(result.ok()) << result.text();
+    EXPECT_EQ(plain.files(), beside.files());
+  }
+}
+
+TEST(Checkpoint, TheSnapshotCostsWhatItSays) {
+  const Job job = MFSDP_TEST_SANITIZER ? small_job() : mixed_job();
+  std::atomic<int64_t> sum(0);
+  EXPECT_EQ(test::survives(job, 3, 1,
+                           [&](Rank &rank, Trainer &trainer) {
+                             ModelDisk disk;
+                             Held held;
+                             const mfsdp_io io = disk.io();
+                             const mfsdp_background background = held.get();
+                             mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
+                             mfsdp_checkpoint *ck = nullptr;
+                             std::size_t booked[2], asked = 0;
+                             desc.io = &io;
+                             desc.folder = "run";
+                             for (int i = 0; i < 2; ++i) {
+                               if (i == 1) desc.background = &background;
+                               MFSDP_TRY(mfsdp_checkpoint_create(trainer.runtime, &desc, &ck));
+                               booked[i] = rank.context.current_nbytes[MFSDP_MEMORY_STAGING];
+                               asked = mfsdp_checkpoint_snapshot_nbytes(ck);
+                               mfsdp_checkpoint_destroy(ck);
+                             }
+                             require(booked[1] - booked[0] == asked, "booked something else");
+                             sum += static_cast<int64_t>(asked);
+                             return MFSDP_OK;
+                           }),
+            "");
+  ModelDisk disk; /* all ranks' together: the tensors, once */
+  ASSERT_EQ(train_and_save(job, 1, 1, &disk), "");
+  int64_t tensors = 0;
+  for (const auto &file : disk.files()) {
+    uint64_t header = 0;
+    if (file.first.find(".safetensors") == std::string::npos) continue;
+    if (file.first.find(".json") != std::string::npos) continue;
+    std::memcpy(&header, file.second.data(), sizeof(header));
+    tensors += static_cast<int64_t>(file.second.size() - 8 - header);
+  }
+  EXPECT_EQ(sum, tensors);
+}
+
+TEST(Checkpoint, ARefusedThreadIsSaidByTheNextCallAndCanBeTriedAgain) {
+  const Job job = small_job();
+  for (const int32_t culprit : {0, 1}) {
+    ModelDisk disk;
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+      Held held;
+      Saver s(&rank, &job, 1, &disk);
+      mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
+      const std::string text =
+          "rank " + std::to_string(culprit) + ": save of step 1 in the background: no thread today";
+      s.use(&held);
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.trainer.step(0));
+      held.refuses = rank.rank == culprit;
+      for (int next = 0; next < 3; ++next) {
+        MFSDP_TRY(s.save_begin());
+        test::must_fail(rank,
+                        next == 0   ? s.save()
+                        : next == 1 ? s.save_begin()
+                                    : mfsdp_checkpoint_load(s.checkpoint, &s.how, &loaded),
+                        MFSDP_E_MEMORY, text.c_str());
+      }
+      held.refuses = false;
+      MFSDP_TRY(s.save_begin());
+      MFSDP_TRY(mfsdp_checkpoint_load(s.checkpoint, &s.how, &loaded)); /* it waits */
+      require(loaded.progress.step == 1, "another step");
+      return s.destroy();
+    });
+    ASSERT_TRUE(result.ok()) << result.text();
+    EXPECT_EQ(look(job, &disk).step, 1);
+  }
+}
+
+TEST(Checkpoint, DestroyWhileASaveRuns) {
+  const Job job = small_job();
+  for (const bool writing : {true, false}) {
+    ModelDisk disk;
+    ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+    const auto before = disk.files();
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+      Held held;
+      Saver s(&rank, &job, kBlocks / 2, &disk);
+      int32_t running = 1;
+      s.use(&held);
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.trainer.step(0));
+      MFSDP_TRY(s.trainer.step(1));
+      held.hold(writing);
+      MFSDP_TRY(s.save_begin());
+      if (!writing) { /* up to rank 0's last part */
+        mfsdp__ck_phase phase = MFSDP__CK_WRITING;
+        while (phase == MFSDP__CK_WRITING) {
+          (void)s.checkpoint->job->run.ops->idle(&held); /* the work is done: hold what follows */
+          s.checkpoint->job->run.ops->wait(&held);
+          held.hold(true);
+          MFSDP_TRY(mfsdp_checkpoint_poll(s.checkpoint, &running));
+          phase = s.checkpoint->job->phase;
+        }
+        require(phase == MFSDP__CK_FINISHING && running == 1, "over already");
+      }
+      held.hold(false);
+      return s.destroy();
+    });
+    ASSERT_TRUE(result.ok()) << result.text();
+    if (writing) {
+      EXPECT_EQ(disk.files(), before); /* the old one, and nothing beside it */
+    }
+    EXPECT_EQ(look(job, &disk).step, writing ? 1 : 2);
+    ASSERT_EQ(train_and_save(job, 2, 2, &disk), ""); /* the lock is free */
+  }
+}
+
+/* A rank that goes on writing after the others gave up harms no later save of the same step. */
+TEST(Checkpoint, ARankLeftBehindWritesIntoNothing) {
+  const Job job = small_job();
+  Job other = job;
+  other.options.clip_norm = 0.5; /* other bytes */
+  ModelDisk disk, reference;
+  ASSERT_EQ(train_and_save(other, 1, 1, &reference), "");
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Held held;
+    Saver s(&rank, &job, kBlocks / 2, &disk);
+    s.use(&held);
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.trainer.step(0));
+    held.hold(rank.rank == 1);
+    MFSDP_TRY(s.save_begin());
+    if (rank.rank == 0) {
+      MFSDP_TRY(s.destroy());
+      require(train_and_save(other, 1, 1, &disk).empty(), "the other save failed");
+    }
+    MFSDP_TRY(rank.barrier());
+    held.hold(false);
+    return rank.rank == 0 ? MFSDP_OK : s.destroy();
+  });
+  ASSERT_TRUE(result.ok()) << result.text();
+  EXPECT_EQ(disk.files(), reference.files());
 }
 
 /* ---- ranks that do not agree ---- */
@@ -587,7 +864,18 @@ TEST(Checkpoint, WrongCalls) {
                        desc.stage_nbytes = 1;
                        fails("stage_nbytes is 1");
                        desc.stage_nbytes = 64;
+                       mfsdp_background nothing;
+                       std::memset(&nothing, 0, sizeof(nothing));
+                       desc.background = &nothing;
+                       fails("background: NULL");
+                       desc.background = nullptr;
                        MFSDP_TRY(mfsdp_checkpoint_create(trainer.runtime, &desc, &ck));
+                       int32_t running = 1;
+                       test::must_fail(rank, mfsdp_checkpoint_save_begin(ck, nullptr, 0),
+                                       MFSDP_E_STATE, "needs desc.background");
+                       MFSDP_TRY(mfsdp_checkpoint_poll(ck, &running));
+                       require(running == 0, "nothing runs");
+                       MFSDP_TRY(mfsdp_checkpoint_wait(ck));
                        mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
                        mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
                        how.name = "../step-1";

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include "mfsdp/posix/background_posix.h"
 #include "mfsdp/posix/thread.h"
 
 #include <gtest/gtest.h>
@@ -87,6 +88,26 @@ TEST(Thread, SystemErrorsBecomeStatuses) {
   EXPECT_EQ(mfsdp__posix_status(EAGAIN), MFSDP_E_MEMORY);
   EXPECT_EQ(mfsdp__posix_status(ENOMEM), MFSDP_E_MEMORY);
   EXPECT_EQ(mfsdp__posix_status(EPERM), MFSDP_E_IO);
+}
+
+/* background_posix.h: what the work wrote is there once it is idle, however that was found out. */
+TEST(Thread, BackgroundRunsOneFunctionAfterAnother) {
+  Shared shared;
+  mfsdp_posix_background thread;
+  const mfsdp_background background = mfsdp_background_posix(&thread);
+  mfsdp_error error = mfsdp_error_none();
+  EXPECT_EQ(background.ops->idle(background.self), 1);
+  background.ops->wait(background.self);
+  for (int i = 1; i <= 4; ++i) {
+    mfsdp_mutex_lock(&shared.mutex); /* it cannot get on */
+    ASSERT_EQ(background.ops->start(background.self, add_thousand, &shared, &error), MFSDP_OK);
+    EXPECT_EQ(background.ops->idle(background.self), 0);
+    mfsdp_mutex_unlock(&shared.mutex);
+    if (i % 2 == 0) background.ops->wait(background.self);
+    while (background.ops->idle(background.self) == 0) {
+    }
+    EXPECT_EQ(shared.count, 1000 * i);
+  }
 }
 
 } // namespace
