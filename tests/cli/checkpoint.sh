@@ -6,7 +6,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 program=${TRAIN_GPT:-build/examples/train_gpt}
 work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+full= # a file system of our own, if there is one
+trap '[ -z "$full" ] || umount "$full"; rm -rf "$work"' EXIT
 
 ok() { echo "ok checkpoint: $1"; }
 bad() { echo "not ok checkpoint: $1${2:+ ($2)}"; }
@@ -95,6 +96,22 @@ else
   echo 'skip checkpoint: two writers (no flock)'
 fi
 
+# ---- a disk with room for one checkpoint and a half ----
+mkdir "$work/full"
+if mount -t tmpfs -o "size=$(($(du -sk "$work/muon/step-6" | cut -f 1) * 3 / 2))k" none "$work/full" 2>/dev/null; then
+  full=$work/full
+  # shellcheck disable=SC2086
+  refuse 'a full disk' 'no space left' --ranks 4 --micro-batches 2 --checkpoint "$full/run" --save-every 3 --clip 0.5
+  check 'a full disk: the old checkpoint stays' "$(cd "$full/run" && echo ./* && cat latest)" './latest ./lock ./step-3
+step-3'
+  cp -R "$full/run" "$work/saved"
+  train 2 "$work/saved" --resume --clip 0.5
+  diff -r "$work/muon/step-6" "$work/saved/step-6" >"$work/diff" 2>&1
+  check 'a full disk: what it holds goes on with the same bytes' "$(head -n 1 "$work/diff")" ''
+else
+  echo 'skip checkpoint: a full disk (no mount of a small file system here)'
+fi
+
 # ---- kill -9 while it saves after every step: what is there loads, and ends where the whole run ends ----
 train 4 "$work/reference" --save-every 1 --clip 0.5
 whole=$(figures)
@@ -119,7 +136,7 @@ diff -r "$work/reference/step-6" "$work/killed/step-6" >"$work/diff" 2>&1
 check 'after eight kills: the same bytes' "$(head -n 1 "$work/diff")" ''
 check 'after eight kills: no attempt is left' "$(cd "$work/killed" && echo ./*.attempt ./*.old)" './*.attempt ./*.old'
 
-# ---- threads -> MPI ----
+# ---- threads -> MPI -> threads ----
 if "$program" --help | grep -q 'threads, mpi' && command -v mpirun >/dev/null 2>&1; then
   # Open MPI refuses root and more processes than cores unless told; MPICH knows neither.
   launcher=mpirun
@@ -133,6 +150,15 @@ if "$program" --help | grep -q 'threads, mpi' && command -v mpirun >/dev/null 2>
     --clip 0.5 >"$work/out" 2>"$work/err"
   diff -r "$work/muon/step-6" "$work/crashed/step-6" >"$work/diff" 2>&1
   check 'threads -> mpi: the same bytes' "$(head -n 1 "$work/diff")" ''
+  # shellcheck disable=SC2086
+  $launcher -n 2 "$program" $small --transport mpi --micro-batches 4 --checkpoint "$work/mpi" --save-every 3 \
+    --clip 0.5 >"$work/out" 2>"$work/err"
+  diff -r "$work/muon" "$work/mpi" >"$work/diff" 2>&1
+  check 'mpi: the same bytes as threads' "$(head -n 1 "$work/diff")" ''
+  crash "$work/mpi"
+  train 4 "$work/crashed" --resume --clip 0.5
+  diff -r "$work/muon/step-6" "$work/crashed/step-6" >"$work/diff" 2>&1
+  check 'mpi -> threads: the same bytes' "$(head -n 1 "$work/diff")" ''
 else
-  echo 'skip checkpoint: threads -> mpi (no MPI in this build)'
+  echo 'skip checkpoint: threads -> mpi -> threads (no MPI in this build)'
 fi

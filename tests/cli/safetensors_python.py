@@ -170,7 +170,8 @@ def damage(copy, folder):
     ok("%d damaged files: %d taken by both, none by us alone" % (len(files), both))
 
 
-print("# package", safetensors.__version__)
-copies(sys.argv[1], sys.argv[2])
-by_hand(sys.argv[1], sys.argv[2])
-damage(sys.argv[1], sys.argv[2])
+if __name__ == "__main__":
+    print("# package", safetensors.__version__)
+    copies(sys.argv[1], sys.argv[2])
+    by_hand(sys.argv[1], sys.argv[2])
+    damage(sys.argv[1], sys.argv[2])
