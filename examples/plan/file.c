@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#define _XOPEN_SOURCE 700 /* realpath */
 #include "file.h"
 
 #include <errno.h>
@@ -99,6 +100,11 @@ int plan_output_begin(const char *path, const char *text, size_t nbytes, plan_ou
     output->fd = open(path, O_WRONLY); /* a pipe or a device cannot be replaced */
     return output->fd >= 0 ? PLAN_OK : output_fail(output, errno, error);
   }
+  if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) { /* the link stays, its file is replaced */
+    output->target = realpath(path, NULL);
+    if (!output->target) return output_fail(output, errno, error);
+    path = output->target;
+  }
   output->temporary = (char *)malloc(strlen(path) + 32);
   if (!output->temporary) return output_fail(output, ENOMEM, error);
   snprintf(output->temporary, strlen(path) + 32, "%s.%ld.tmp", path, (long)getpid());
@@ -118,10 +124,11 @@ int plan_output_end(plan_output *output, plan_error *error) {
     const int fd = output->fd;
     output->fd = -1; /* closed in any case */
     if (write_to(fd, output->text, output->nbytes) != 0) return output_fail(output, errno, error);
-  } else if (rename(output->temporary, output->path) != 0) {
+  } else if (rename(output->temporary, output->target ? output->target : output->path) != 0) {
     return output_fail(output, errno, error);
   }
   free(output->temporary);
+  free(output->target);
   memset(output, 0, sizeof *output);
   return PLAN_OK;
 }
@@ -131,6 +138,7 @@ void plan_output_drop(plan_output *output) {
   if (output->fd >= 0) close(output->fd);
   if (output->temporary) unlink(output->temporary);
   free(output->temporary);
+  free(output->target);
   memset(output, 0, sizeof *output);
 }
 

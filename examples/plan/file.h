@@ -19,12 +19,13 @@ int plan_file_read_text(const char *path, size_t limit_nbytes, char **text, plan
 int plan_file_write(const char *path, const char *text, size_t nbytes, plan_error *error);
 
 /* The same for several files, all or none: begin each, then end each. What is begun lies beside
- * `path` under another name (a pipe or a device is opened). Zeros, or an empty path: nothing. */
+ * `path` under another name (a pipe or a device is opened). A link stays and its file is replaced; one
+ * to nothing is an error. Zeros, or an empty path: nothing. */
 typedef struct plan_output {
   const char *path, *text;
   size_t nbytes;
-  char *temporary;
-  int fd; /* of a pipe or a device, else -1 */
+  char *temporary, *target; /* target: of a link, else NULL */
+  int fd;                   /* of a pipe or a device, else -1 */
 } plan_output;
 int plan_output_begin(const char *path, const char *text, size_t nbytes, plan_output *output,
                       plan_error *error);
