@@ -247,7 +247,7 @@ check 'one output that cannot be written: none is' "$?$(ls "$work"/new* 2>/dev/n
 mkdir "$work/elsewhere" && echo old >"$work/elsewhere/plan" && ln -s elsewhere/plan "$work/to_plan"
 $program gpt2-124m --world 2 --json "$work/to_plan" >"$work/out" 2>"$work/err"
 check 'a link to an output stays, its file is written' \
-  "$?$(readlink "$work/to_plan")$(head -c 1 "$work/elsewhere/plan")$(cd "$work/elsewhere" && echo ./*)" '0elsewhere/plan{./plan'
+  "$?$(readlink "$work/to_plan")$(head -c 1 "$work/elsewhere/plan")$(cd "$work/elsewhere" && echo ./*)" '0elsewhere/plan[./plan'
 ln -s elsewhere/none "$work/to_none"
 $program gpt2-124m --world 2 --json "$work/to_none" >"$work/out" 2>"$work/err"
 check 'refuses a link to nothing' "$?$(grep -c 'cannot write .*to_none' "$work/err")" 21
