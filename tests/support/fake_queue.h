@@ -750,7 +750,8 @@ private:
         sizeof(Ops),  "fake",        mem_alloc,    mem_free,   queue_create, queue_destroy,
         event_create, event_destroy, event_record, queue_wait, event_query,  event_wait,
         queue_call,   copy,          fill_bytes,   cast,       sum_terms,    sumsq,
-        verdict_fold, gemm,          normalize,    fused,      nullptr,      nullptr};
+        verdict_fold, gemm,          normalize,    fused,      nullptr,      nullptr,
+        nullptr,       nullptr,      nullptr};
     return &table;
   }
 
