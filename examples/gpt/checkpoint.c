@@ -52,6 +52,10 @@ mfsdp_status gpt_checkpoint_open(gpt_rank *rank) {
   desc.io = &rank->io;
   desc.folder = o->checkpoint;
   desc.keep_last = (int32_t)o->keep_last;
+  if (o->async_save) {
+    rank->background = mfsdp_background_posix(&rank->save_thread);
+    desc.background = &rank->background;
+  }
   MFSDP_TRY(mfsdp_checkpoint_create(rank->runtime, &desc, &rank->checkpoint));
   return o->resume ? resume(rank) : MFSDP_OK;
 }
@@ -66,13 +70,17 @@ mfsdp_status gpt_checkpoint_step(gpt_rank *rank, int64_t step, int is_last) {
   const int64_t block = gpt_checkpoint_block(rank, step, 0) - rank->index;
   char seed_text[24], block_text[24];
   mfsdp_safetensors_pair strings[2];
+  int32_t running = 0;
   if (rank->checkpoint == NULL) return MFSDP_OK;
-  if (!is_last && (o->save_every == 0 || step % o->save_every != 0)) return MFSDP_OK;
+  if (!is_last && (o->save_every == 0 || step % o->save_every != 0))
+    return mfsdp_checkpoint_poll(rank->checkpoint, &running); /* of --async-save, if one runs */
   (void)snprintf(seed_text, sizeof(seed_text), "%" PRId64, o->seed);
   (void)snprintf(block_text, sizeof(block_text), "%" PRId64, block);
   strings[0].key = seed_key;
   strings[0].value = seed_text;
   strings[1].key = block_key;
   strings[1].value = block_text;
+  /* Nothing is trained beside the last one. */
+  if (o->async_save && !is_last) return mfsdp_checkpoint_save_begin(rank->checkpoint, strings, 2);
   return mfsdp_checkpoint_save(rank->checkpoint, strings, 2);
 }

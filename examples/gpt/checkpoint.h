@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * checkpoint.h - --checkpoint, --save-every, --keep-last and --resume of the training program: what
- * a rank saves beside the library's own state, and where it goes on.
+ * checkpoint.h - --checkpoint, --save-every, --keep-last, --async-save and --resume of the training
+ * program: what a rank saves beside the library's own state, and where it goes on.
  */
 #ifndef GPT_CHECKPOINT_H
 #define GPT_CHECKPOINT_H
@@ -17,7 +17,8 @@ extern "C" {
 mfsdp_status gpt_checkpoint_open(gpt_rank *rank);
 void gpt_checkpoint_close(gpt_rank *rank);
 
-/* After `step` steps in all: saves if it is time to, or if it is the last one. Collective. */
+/* After `step` steps in all: saves if it is time to, or if it is the last one; with --async-save all
+ * but the last are written meanwhile. Collective. */
 mfsdp_status gpt_checkpoint_step(gpt_rank *rank, int64_t step, int is_last);
 
 /* The sample block of a micro-batch of this rank. */

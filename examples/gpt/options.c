@@ -224,9 +224,10 @@ static int check_together(const gpt_options *o, gpt_error *error) {
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_optimizer(o, error) != GPT_OK) return GPT_USAGE_ERROR;
-  if (!o->checkpoint &&
-      (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] || o->resume))
-    return gpt_fail(error, "--save-every, --keep-last and --resume need --checkpoint DIR");
+  if (!o->checkpoint && (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] ||
+                         o->async_save || o->resume))
+    return gpt_fail(error,
+                    "--save-every, --keep-last, --async-save and --resume need --checkpoint DIR");
   gpt_options_config(o, &config);
   return gpt_config_check(&config, error);
 }

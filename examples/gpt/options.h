@@ -81,6 +81,8 @@ extern "C" {
   X(INTEGER, save_every, "save-every", "0", 0, 1000000000, "N",                                  \
     "steps between saves; 0: the end only")                                                      \
   X(INTEGER, keep_last, "keep-last", "0", 0, 1000000, "N", "checkpoints that stay; 0: all")      \
+  X(FLAG, async_save, "async-save", "0", 0, 0, "",                                               \
+    "a thread of each rank writes while training goes on; costs a copy of what the rank owns")   \
   X(FLAG, resume, "resume", "0", 0, 0, "", "go on from the latest checkpoint in DIR")            \
   X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \

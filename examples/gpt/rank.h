@@ -10,6 +10,7 @@
 #include "mfsdp/checkpoint.h"
 #include "mfsdp/host/backend_host.h"
 #include "mfsdp/host/transport_threads.h"
+#include "mfsdp/posix/background_posix.h"
 
 #include "data.h"
 #include "model.h"
@@ -28,11 +29,11 @@ typedef struct gpt_job {
   gpt_config config;
   gpt_data data;
   gpt_param_table table;
-  const mfsdp_host_math *math; /* of the model and of the backend */
+  const mfsdp_host_math *math;     /* of the model and of the backend */
   const mfsdp_host_lapack *lapack; /* of the backend; NULL: none in this build */
-  mfsdp_threads_world *world;  /* of ranks that are threads */
-  gpt_mpi *mpi;                /* of ranks that are processes: not NULL then, and no `world` */
-  gpt_trace *trace;            /* NULL: none */
+  mfsdp_threads_world *world;      /* of ranks that are threads */
+  gpt_mpi *mpi;                    /* of ranks that are processes: not NULL then, and no `world` */
+  gpt_trace *trace;                /* NULL: none */
 } gpt_job;
 
 /* What --dtype means for the table: the compute and the wire dtype of every parameter. */
@@ -60,7 +61,9 @@ typedef struct gpt_rank {
   double *losses;     /* ranks x validation rounds: every rank's validation losses */
   int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
   mfsdp_io io;
-  mfsdp_checkpoint *checkpoint; /* NULL: no --checkpoint */
+  mfsdp_posix_background save_thread; /* with --async-save */
+  mfsdp_background background;
+  mfsdp_checkpoint *checkpoint;    /* NULL: no --checkpoint */
   int64_t start_step, start_block; /* 0 unless resumed */
   int32_t has_model;
 } gpt_rank;

@@ -68,6 +68,24 @@ fi
 train 2 "$work/keep" --save-every 1 --keep-last 2
 check 'keep-last 2' "$(cd "$work/keep" && echo ./*)" './latest ./lock ./step-5 ./step-6'
 
+# ---- while training goes on ----
+train 4 "$work/sync" --save-every 1 --clip 0.5
+whole=$(figures)
+train 4 "$work/async" --save-every 1 --clip 0.5 --async-save
+check 'async: hash and losses' "$(figures)" "$whole"
+diff -r "$work/sync" "$work/async" >"$work/diff" 2>&1
+check 'async: the same bytes after every step' "$(head -n 1 "$work/diff")" ''
+rm -rf "$work/sync" "$work/async"
+# Rank 0's thread cannot put `latest` into its place; the program hears of it at a later call.
+mkdir -p "$work/taken/latest"
+# shellcheck disable=SC2086
+$program $small --ranks 2 --checkpoint "$work/taken" --save-every 2 --async-save >"$work/out" 2>"$work/err"
+status=$?
+case $status/$(tail -n 1 "$work/err") in
+1/*'rank 0: save of step 2 in the background: '*) ok 'async: a failure in the background' ;;
+*) bad 'async: a failure in the background' "status $status, $(tail -n 1 "$work/err")" ;;
+esac
+
 # ---- errors ----
 refuse() { # NAME TEXT OPTIONS...
   name=$1 text=$2
@@ -77,6 +95,7 @@ refuse() { # NAME TEXT OPTIONS...
   if [ $? -ne 0 ] && tail -n 1 "$work/err" | grep -q -e "$text"; then ok "$name"; else bad "$name" "$(tail -n 1 "$work/err")"; fi
 }
 refuse 'resume without a folder' 'need --checkpoint' --resume
+refuse 'async-save without a folder' 'need --checkpoint' --async-save
 refuse 'resume from nothing' 'no such file' --checkpoint "$work/none" --resume
 refuse 'another seed' 'give the same' --checkpoint "$work/keep" --resume --seed 2
 refuse 'another width' 'has another shape' --checkpoint "$work/keep" --resume --dim 64
@@ -119,7 +138,7 @@ i=0
 while [ $i -lt 8 ]; do
   # shellcheck disable=SC2086
   $program $small --ranks 4 --micro-batches 2 --checkpoint "$work/killed" --save-every 1 --clip 0.5 \
-    $([ -e "$work/killed/latest" ] && echo --resume) >/dev/null 2>&1 &
+    --async-save=$((i % 2)) $([ -e "$work/killed/latest" ] && echo --resume) >/dev/null 2>&1 &
   pid=$!
   tries=0
   # Dies somewhere in the save that follows the next name to appear.
