@@ -9,6 +9,7 @@
  *   busbw = (B - smallest segment) / t: what the busiest rank must at least receive (gather) or send
  *           (reduce): (world - 1) / world * B when balanced, B with one owner
  * Peers: MPI's own (support/coll_peers.h), the best of which is the peer of every row of ours.
+ * `auto` is what AUTO picks for links of --rate, or for 5 GB/s, with 50 or 5 us for a message.
  * Limits: on threads, plain memcpy of the same segments by all ranks at once, or sums straight from
  * all ranks' buffers; with --rate the wire's. `wrong` counts elements over all ranks.
  */
@@ -25,7 +26,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { MOST_REPEATS = 64, MOST_WAYS = 16 };
+enum { MOST_REPEATS = 64, MOST_WAYS = 20 };
 
 typedef struct settings {
   bench_options bench;
@@ -164,14 +165,26 @@ static way *add_way(member *m, const char *name, int role) {
   return w;
 }
 
+/* What AUTO reckons with. */
+static mfsdp_wire_cost wire_of(const settings *set) {
+  mfsdp_wire_cost wire;
+  const int shaped = set->rate_mbit > 0.0;
+  wire.latency_ns = wire.between_latency_ns = shaped ? 50000 : 5000;
+  wire.ns_per_mib = wire.between_ns_per_mib =
+      shaped ? (int64_t)(1048576.0 * 8e3 / set->rate_mbit) : 209715;
+  return wire;
+}
+
 static void make_ways(member *m, const coll_split *split, mfsdp_coll_kind kind) {
-  const size_t chunk = (size_t)(m->team->set->chunk_kbytes * 1024.0);
+  coll_how how;
   int algorithm;
+  how.chunk_nbytes = (size_t)(m->team->set->chunk_kbytes * 1024.0);
+  how.wire = wire_of(m->team->set);
   m->way_count = 0;
-  for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_NATIVE; ++algorithm) {
+  for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_ALGORITHM_AUTO; ++algorithm) {
     way *w = add_way(m, mfsdp_algorithm_name((mfsdp_algorithm)algorithm), WAY_OURS);
-    if (!coll_ours_make(&m->rank, &w->ours, split, kind, (mfsdp_algorithm)algorithm, chunk))
-      --m->way_count;
+    how.algorithm = (mfsdp_algorithm)algorithm;
+    if (!coll_ours_make(&m->rank, &w->ours, split, kind, &how)) --m->way_count;
   }
   if (!m->team->set->use_mpi)
     (void)add_way(m, kind == MFSDP_COLL_GATHER ? "memcpy" : "sum in place", WAY_LIMIT);

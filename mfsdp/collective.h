@@ -23,7 +23,9 @@
  *   RING          chunks go round a ring (collective/ring.h): bytes of the unit / rate, also when one
  *                 rank owns everything.
  *   HIERARCHICAL  one copy for each node, then inside it (collective/hierarchical.h).
- *   AUTO          the one of these that the costs of desc.wire favour (collective/choose.h).
+ *   NATIVE        the transport's own (collective/native.h), where it has one and takes the layout.
+ *   AUTO          DIRECT, RING or HIERARCHICAL, whichever the costs of desc.wire favour
+ *                 (collective/choose.h).
  *
  * Does not: compress, average (the verdict scales), or choose an order between collectives.
  * Link flags: none.
@@ -35,6 +37,7 @@
 #include "collective/choose.h"
 #include "collective/direct.h"
 #include "collective/hierarchical.h"
+#include "collective/native.h"
 #include "collective/ring.h"
 
 /* ---- life cycle ---- */
@@ -45,6 +48,8 @@ MFSDP_API void mfsdp_coll_destroy(mfsdp_context *context, mfsdp_coll *coll) {
   mfsdp_table_free(context, (void *)coll->term_pointers, (size_t)coll->max_term_count,
                    sizeof(*coll->term_pointers));
   mfsdp_table_free(context, coll->resolved, (size_t)coll->max_batch_count, sizeof(*coll->resolved));
+  mfsdp_table_free(context, coll->parts, (size_t)coll->native_args.part_count,
+                   sizeof(*coll->parts));
   mfsdp_table_free(context, coll->terms, (size_t)coll->term_count, sizeof(*coll->terms));
   mfsdp_table_free(context, coll->xfers, (size_t)coll->xfer_count, sizeof(*coll->xfers));
   mfsdp_table_free(context, coll->ops, (size_t)coll->op_count, sizeof(*coll->ops));
@@ -61,6 +66,8 @@ MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, mfsdp_algorithm algorith
     gather ? mfsdp__coll_emit_gather_ring(m) : mfsdp__coll_emit_reduce_ring(m);
   else if (algorithm == MFSDP_HIERARCHICAL)
     gather ? mfsdp__coll_emit_gather_hierarchical(m) : mfsdp__coll_emit_reduce_hierarchical(m);
+  else if (algorithm == MFSDP_NATIVE)
+    mfsdp__coll_emit_native(m);
   else
     gather ? mfsdp__coll_emit_gather_direct(m)
            : mfsdp__coll_emit_reduce_direct(m, m->chunk, longest);
@@ -128,7 +135,7 @@ MFSDP_API void mfsdp__coll_index(mfsdp__coll_emitter *m, void *tables) {
 MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *coll) {
   const int32_t op_count = coll->op_count, xfer_count = coll->xfer_count;
   const int32_t term_count = coll->term_count;
-  void *ops, *xfers, *terms, *resolved, *pointers;
+  void *ops, *xfers, *terms, *parts, *resolved, *pointers;
   coll->max_term_count = term_count > 0 ? coll->transport->world : 0;
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)op_count, sizeof(*coll->ops), coll->label, &ops));
   coll->ops = (mfsdp_coll_op *)ops;
@@ -138,6 +145,9 @@ MFSDP_API mfsdp_status mfsdp__coll_alloc(mfsdp_context *context, mfsdp_coll *col
   MFSDP_TRY(
       mfsdp_table_alloc(context, (size_t)term_count, sizeof(*coll->terms), coll->label, &terms));
   coll->terms = (mfsdp_coll_term *)terms;
+  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)coll->native_args.part_count, sizeof(*coll->parts),
+                              coll->label, &parts));
+  coll->parts = (mfsdp_native_part *)parts;
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)coll->max_batch_count, sizeof(*coll->resolved),
                               coll->label, &resolved));
   coll->resolved = (mfsdp_xfer *)resolved;
@@ -198,10 +208,12 @@ MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(const mfsdp_transport *trans
                                                     int64_t segment_count, int64_t longest,
                                                     mfsdp_dtype dtype, size_t chunk_nbytes) {
   const int64_t chunks = mfsdp__coll_workspace_chunks(transport, algorithm, segment_count);
-  int64_t elements;
+  int64_t elements = segment_count;
   size_t nbytes;
   if (longest == 0 || chunks == 0) return 0;
-  if (!mfsdp_i64_mul(chunks, mfsdp__coll_chunk(chunk_nbytes, dtype, longest), &elements) ||
+  if (!(algorithm == MFSDP_NATIVE /* the whole segment */
+            ? mfsdp_i64_align(segment_count, &elements)
+            : mfsdp_i64_mul(chunks, mfsdp__coll_chunk(chunk_nbytes, dtype, longest), &elements)) ||
       !mfsdp_elements_nbytes(elements, dtype, &nbytes))
     return SIZE_MAX;
   return nbytes;
@@ -224,7 +236,8 @@ MFSDP_API void mfsdp__coll_measure(const mfsdp_layout *layout, int32_t rank, int
 MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                                 int64_t chunk, int64_t longest) {
   const mfsdp_layout *layout = desc->layout;
-  const int in_rounds = desc->kind == MFSDP_COLL_REDUCE || desc->algorithm != MFSDP_DIRECT;
+  const int in_rounds = desc->algorithm != MFSDP_NATIVE &&
+                        (desc->kind == MFSDP_COLL_REDUCE || desc->algorithm != MFSDP_DIRECT);
   const int64_t rounds = in_rounds && chunk > 0 ? longest / chunk + 1 : 0;
   const int64_t ways = desc->algorithm == MFSDP_DIRECT ? 1 : 2;
   if (rounds + layout->extent_count <= INT32_MAX / ways / layout->world) return MFSDP_OK;
@@ -233,6 +246,14 @@ MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mf
                     "transfers; raise chunk_nbytes (%zu)",
                     desc->label, (long long)rounds, (int)layout->extent_count, (int)layout->world,
                     desc->chunk_nbytes);
+}
+
+/* Whether the transport can express the layout, and how. */
+MFSDP_API mfsdp_status mfsdp__coll_prepare_native(mfsdp_context *context, mfsdp_coll *coll) {
+  const mfsdp_transport *transport = coll->transport;
+  if (!MFSDP_HAS(transport->ops, native_prepare)) return MFSDP_OK;
+  return transport->ops->native_prepare(transport->self, context, &coll->native_args,
+                                        &coll->native_args.form);
 }
 
 /* Counts, allocates and fills the lists. A world of one has no ring and no nodes. */
@@ -256,12 +277,15 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
   status = mfsdp__coll_alloc(context, coll);
   if (status == MFSDP_OK) mfsdp__coll_emit(&emitter, algorithm, longest);
   mfsdp_table_free(context, tables, nbytes, 1);
+  if (status == MFSDP_OK && algorithm == MFSDP_NATIVE)
+    status = mfsdp__coll_prepare_native(context, coll);
   return status;
 }
 
 /*
  * Emits the list of a collective. COMPLETE. Every rank calls it with the same layout. E_ARGUMENT,
- * E_UNSUPPORTED and E_OVERFLOW before anything is allocated; *out is NULL on failure.
+ * E_UNSUPPORTED and E_OVERFLOW before anything is allocated (but for E_UNSUPPORTED of a transport
+ * that cannot express a layout by NATIVE); *out is NULL on failure.
  */
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                          mfsdp_coll **out) {
@@ -363,6 +387,20 @@ MFSDP_API mfsdp_status mfsdp__coll_submit(mfsdp__coll_run *run, const mfsdp_coll
   return MFSDP_OK;
 }
 
+MFSDP_API mfsdp_status mfsdp__coll_native(const mfsdp__coll_run *run, uint64_t check) {
+  const mfsdp_coll *coll = run->coll;
+  mfsdp_traffic_count *sent = &run->context->counters.sent[coll->traffic];
+  mfsdp_native_args args = coll->native_args;
+  args.src = run->source[MFSDP_COLL_FULL];
+  args.dst = run->target[coll->native_base];
+  args.check = check;
+  MFSDP_TRY(mfsdp_transport_native(run->context, coll->transport, run->queue, &args));
+  sent->payload_nbytes += coll->native_count.payload_nbytes;
+  sent->wire_nbytes += coll->native_count.wire_nbytes;
+  sent->transfer_count += coll->native_count.transfer_count;
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_coll_op *op) {
   const mfsdp_backend *backend = run->coll->transport->backend;
   const size_t element_nbytes = mfsdp_dtype_nbytes(run->coll->dtype);
@@ -394,17 +432,15 @@ MFSDP_API mfsdp_status mfsdp__coll_sum(const mfsdp__coll_run *run, const mfsdp_c
 MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
   mfsdp_coll *coll = run->coll;
   const int checked = run->context->desc.debug_check != 0;
-  uint64_t check = 0;
+  const uint64_t check = checked ? mfsdp_hash_u64(coll->identity, coll->sequence) | 1u : 0;
   mfsdp_status status = MFSDP_OK;
   int32_t i;
   status = mfsdp_trace_mark_enqueue(coll->transport->backend, run->queue, &coll->begin);
   for (i = 0; i < coll->op_count && status == MFSDP_OK; ++i) {
     const mfsdp_coll_op *op = &coll->ops[i];
     switch (op->kind) {
-    case MFSDP_COLL_SUBMIT:
-      if (checked) check = mfsdp_hash_u64(coll->identity, coll->sequence) | 1u;
-      status = mfsdp__coll_submit(run, op, check);
-      break;
+    case MFSDP_COLL_SUBMIT: status = mfsdp__coll_submit(run, op, check); break;
+    case MFSDP_COLL_NATIVE: status = mfsdp__coll_native(run, check); break;
     case MFSDP_COLL_COPY: status = mfsdp__coll_copy(run, op); break;
     case MFSDP_COLL_SUM:
     case MFSDP_COLL_SUM_PARTIAL:
@@ -444,7 +480,7 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
 }
 
 /*
- * accumulator (+)= sum over ranks of this rank's segment of `full`, in rank order. `full`: this
+ * accumulator (+)= sum over ranks of this rank's segment of `full`, by DIRECT in rank order. `full`: this
  * rank's contribution to the whole unit, DEVICE, layout dtype; read only. `accumulator`: fp32,
  * DEVICE, this rank's segment, NULL when empty; with `first` != 0 the chain starts from rank 0's
  * term, otherwise from what is there. `workspace`: DEVICE, mfsdp_coll_workspace_nbytes. ENQUEUED.

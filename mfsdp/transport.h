@@ -56,7 +56,38 @@ MFSDP_API mfsdp_batch mfsdp_batch_default(void) {
   return batch;
 }
 
-struct mfsdp_native_args; /* defined where a native collective is described: collective.h */
+/* ---- a collective of the transport's own: collective.h's NATIVE ---- */
+
+typedef enum mfsdp_native_kind { MFSDP_NATIVE_GATHER = 1, MFSDP_NATIVE_REDUCE } mfsdp_native_kind;
+
+/* `count` > 0 elements of the full buffer, and where they stand in their owner's segment. */
+typedef struct mfsdp_native_part {
+  int64_t unit_offset, shard_offset, count; /* elements */
+  int32_t owner;
+} mfsdp_native_part;
+
+/*
+ * GATHER: `dst` is the full buffer, which holds this rank's own parts already; the others' arrive at
+ * their places. REDUCE: `src` is this rank's contribution to the full buffer, read only; the sums
+ * over all ranks of this rank's own parts go to `dst`, its segment (NULL if it owns nothing), in
+ * `dtype` and in whatever order of ranks. Elements outside all parts are left alone. Buffers are in
+ * the backend's DEVICE space and do not overlap.
+ */
+typedef struct mfsdp_native_args {
+  size_t struct_nbytes;
+  mfsdp_native_kind kind;
+  mfsdp_dtype dtype;
+  const mfsdp_native_part *parts; /* part_count, owner after owner, the same on all ranks; lives
+                                   * until the queue has run the collective */
+  int32_t part_count;
+  int32_t form; /* what native_prepare made of these parts; 0 without one */
+  const void *src;
+  void *dst;
+  mfsdp_traffic traffic;
+  uint64_t check;    /* as of a batch */
+  const char *label; /* outlives the collective */
+} mfsdp_native_args;
+
 typedef struct mfsdp_transport mfsdp_transport;
 
 /* R: required, O: optional (MFSDP_HAS). */
@@ -78,9 +109,14 @@ typedef struct mfsdp_transport_ops {
   mfsdp_status (*buffer_register)(void *self, mfsdp_context *context, void *ptr, size_t nbytes,
                                   void **handle);
   mfsdp_status (*buffer_deregister)(void *self, mfsdp_context *context, void *handle); /* O */
-  /* O. The transport's own collective, enqueued. */
+  /* O. The transport's own collective. ENQUEUED, in the order of batches. May allocate. */
   mfsdp_status (*native)(void *self, mfsdp_context *context, mfsdp_queue *queue,
-                         const struct mfsdp_native_args *args);
+                         const mfsdp_native_args *args);
+  /* O, beside native. COMPLETE. Set-up: whether and how these parts can be moved: src, dst, form and
+   * check are not looked at. *form comes back in the args of every run. Decides alike on every rank.
+   * E_UNSUPPORTED says what the transport cannot express. */
+  mfsdp_status (*native_prepare)(void *self, mfsdp_context *context, const mfsdp_native_args *args,
+                                 int32_t *form);
   /* O. A transport over the ranks of one color, ordered by (key, rank). Collective, COMPLETE. */
   mfsdp_status (*split)(void *self, mfsdp_context *context, int32_t color, int32_t key,
                         mfsdp_transport *out);
@@ -208,6 +244,37 @@ MFSDP_API mfsdp_status mfsdp_transport_submit(mfsdp_context *context,
                         x->nbytes, x->is_send ? "src" : "dst");
   }
   return transport->ops->submit(transport->self, context, queue, batch);
+}
+
+/*
+ * Runs a native collective. ENQUEUED. E_ARGUMENT for args that are NULL, of another size, of no kind
+ * or without their table; E_UNSUPPORTED if the transport has none. The transport has passed
+ * mfsdp_transport_check, and its native_prepare, if it has one, has taken these parts.
+ */
+MFSDP_API mfsdp_status mfsdp_transport_native(mfsdp_context *context,
+                                              const mfsdp_transport *transport, mfsdp_queue *queue,
+                                              const mfsdp_native_args *args) {
+  if (args == NULL || args->struct_nbytes != sizeof(*args) || args->label == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "native: args are NULL, have no label, or their struct_nbytes is not %zu",
+                      sizeof(*args));
+  if ((args->kind != MFSDP_NATIVE_GATHER && args->kind != MFSDP_NATIVE_REDUCE) ||
+      args->part_count < 0 || (args->part_count > 0 && args->parts == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: needs a native kind (has %d) and a table of parts (has %d%s)",
+                      args->label, (int)args->kind, (int)args->part_count,
+                      args->parts ? "" : " in NULL");
+  if (args->part_count > 0 &&
+      (args->kind == MFSDP_NATIVE_GATHER ? args->dst == NULL : args->src == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the full buffer is NULL but has parts",
+                      args->label);
+  if (!MFSDP_HAS(transport->ops, native))
+    return MFSDP_FAIL(
+        context, MFSDP_E_UNSUPPORTED,
+        "%s: transport %s has no native collectives; use direct, ring, hierarchical or "
+        "auto",
+        args->label, transport->ops->name ? transport->ops->name : "(unnamed)");
+  return transport->ops->native(transport->self, context, queue, args);
 }
 
 #endif /* MFSDP_TRANSPORT_H */

@@ -121,6 +121,12 @@ float whole(int32_t rank, int32_t round, int64_t index) {
                             255);
 }
 
+/* Integers of at most 4 bits and a sign: eight of them fit in the 8 bits of bf16. */
+float small(int32_t rank, int32_t round, int64_t index) {
+  return static_cast<float>(static_cast<int64_t>((rank + 3) * 131 + round * 17 + index * 29) % 31 -
+                            15);
+}
+
 using Value = float (*)(int32_t rank, int32_t round, int64_t index);
 
 bool same_float(float a, float b) {
@@ -157,7 +163,7 @@ public:
   ~Coll() { mfsdp_coll_destroy(&rank_->context, coll); }
   mfsdp_status create(mfsdp_coll_kind kind, const Layout &layout, mfsdp_dtype dtype,
                       std::size_t chunk_nbytes = 4096, const char *label = "collective",
-                      mfsdp_algorithm algorithm = MFSDP_DIRECT) {
+                      mfsdp_algorithm algorithm = MFSDP_DIRECT, bool narrow_sums = false) {
     const mfsdp_layout table = layout.table(dtype);
     mfsdp_coll_desc desc = mfsdp_coll_desc_default();
     desc.kind = kind;
@@ -166,6 +172,7 @@ public:
     desc.transport = &rank_->transport;
     desc.traffic = kind == MFSDP_COLL_GATHER ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
     desc.chunk_nbytes = chunk_nbytes;
+    desc.narrow_sums = narrow_sums;
     desc.label = label;
     return mfsdp_coll_create(&rank_->context, &desc, &coll);
   }
@@ -282,7 +289,8 @@ mfsdp_status gather_layout(Rank &rank, const Layout &layout, mfsdp_dtype dtype,
     int64_t shift = 0;
     const bool fits = in_place_shift(layout, rank.rank, &shift) || layout.segment(rank.rank) == 0;
     MFSDP_TRY(gather_once(rank, layout, dtype, gather.coll, round, round == 2 && fits));
-    if (algorithm != MFSDP_DIRECT) continue; /* who sends what is the algorithm's own affair */
+    if (algorithm == MFSDP_RING || algorithm == MFSDP_HIERARCHICAL)
+      continue; /* who sends what is the algorithm's own affair */
     MFSDP_TRY(
         check_counters(rank, MFSDP_TRAFFIC_MATERIALIZE, gather_traffic(layout, dtype, rank.rank)));
   }
@@ -331,7 +339,8 @@ float chain(Value value, float start, bool first, int32_t world, int32_t round, 
 mfsdp_status reduce_layout(Rank &rank, const Layout &layout, mfsdp_dtype wire, Value value,
                            std::size_t chunk_nbytes, mfsdp_algorithm algorithm = MFSDP_DIRECT) {
   Coll reduce(&rank);
-  MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, wire, chunk_nbytes, "reduce", algorithm));
+  MFSDP_TRY(
+      reduce.create(MFSDP_COLL_REDUCE, layout, wire, chunk_nbytes, "reduce", algorithm, true));
   const std::size_t needed = mfsdp_coll_workspace_nbytes(reduce.coll);
   REQUIRE(algorithm != MFSDP_DIRECT ||
               needed == (layout.segment(rank.rank) == 0
@@ -353,9 +362,11 @@ mfsdp_status reduce_layout(Rank &rank, const Layout &layout, mfsdp_dtype wire, V
     MFSDP_TRY(mfsdp_reduce(&rank.context, reduce.coll, rank.queue, full.data(),
                            accumulator.floats(), round == 0, workspace.data()));
     MFSDP_TRY(rank.finish());
-    if (algorithm == MFSDP_DIRECT)
-      MFSDP_TRY(check_counters(rank, MFSDP_TRAFFIC_REDUCE,
-                               reduce_traffic(layout, wire, rank.rank, chunk_nbytes)));
+    if (algorithm == MFSDP_DIRECT || algorithm == MFSDP_NATIVE)
+      MFSDP_TRY(check_counters(
+          rank, MFSDP_TRAFFIC_REDUCE,
+          reduce_traffic(layout, wire, rank.rank,
+                         algorithm == MFSDP_NATIVE ? std::size_t{1} << 30 : chunk_nbytes)));
     for (const mfsdp_extent &e : layout.extents)
       for (int64_t i = 0; i < e.count && e.owner == rank.rank; ++i) {
         const auto at = static_cast<std::size_t>(e.shard_offset + i);
@@ -427,7 +438,7 @@ TEST_P(Collective, ReduceOnANarrowWireRoundsEachTermOnce) {
   });
 }
 
-/* ---- RING and HIERARCHICAL: sums that are exact in any order, so the chain is still the oracle ---- */
+/* ---- RING, HIERARCHICAL and NATIVE: sums that are exact in any order, so the chain is still the oracle ---- */
 
 /* Node maps for a world: one node, two by two, uneven and interleaved, each rank alone. */
 std::vector<std::vector<int32_t>> node_maps(int32_t world) {
@@ -455,6 +466,18 @@ TEST_P(Collective, RingMovesEverythingExactly) {
   run([](Rank &rank) { return move_exactly(rank, MFSDP_RING); });
 }
 
+/* Sums in a narrow dtype, where the caller allows them, are rounded once here: not the chain of the
+ * whole numbers, but that of numbers whose sums 8 bits hold. */
+TEST_P(Collective, NativeMovesEverythingExactly) {
+  run([](Rank &rank) {
+    MFSDP_TRY(move_exactly(rank, MFSDP_NATIVE));
+    for (const Layout &layout : layouts(rank.world))
+      for (mfsdp_dtype wire : {MFSDP_BF16, MFSDP_F16})
+        MFSDP_TRY(reduce_layout(rank, layout, wire, small, 1024, MFSDP_NATIVE));
+    return MFSDP_OK;
+  });
+}
+
 TEST_P(Collective, HierarchicalMovesEverythingExactly) {
   std::vector<std::vector<int32_t>> maps = node_maps(GetParam().world);
   if (MFSDP_TEST_SANITIZER) maps = {maps[1], maps[2]}; /* several nodes, even and uneven */
@@ -476,7 +499,7 @@ TEST_P(Collective, AllAlgorithmsMoveTheSamePayload) {
     uint64_t elements = 0;
     for (const mfsdp_extent &e : layout.extents)
       elements += static_cast<uint64_t>(e.count);
-    for (mfsdp_algorithm algorithm : {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL}) {
+    for (mfsdp_algorithm algorithm : {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE}) {
       std::mutex mutex;
       uint64_t gathered = 0, reduced = 0;
       test::RanksOptions options(world);
@@ -660,43 +683,47 @@ TEST_P(Collective, TotalsAreTheAnalyticNumbers) {
 
 TEST_P(Collective, RunsAllocateNothing) {
   if (!test::malloc_count_supported()) GTEST_SKIP() << test::malloc_count_why_not();
-  uint64_t counted = 1;
-  run([&](Rank &rank) {
-    const Layout layout = layouts(rank.world)[4];
-    Coll gather(&rank), reduce(&rank);
-    MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, MFSDP_F32));
-    MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, MFSDP_F32, 1024));
-    Memory full(&rank, nbytes_of(layout.full_count, MFSDP_F32));
-    Memory shard(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
-    Memory workspace(&rank, mfsdp_coll_workspace_nbytes(reduce.coll));
-    for (int round = 0; round < 6; ++round) {
-      if (round == 1) {
-        MFSDP_TRY(rank.barrier());
-        if (rank.rank == 0) test::malloc_count_begin();
-        MFSDP_TRY(rank.barrier());
+  for (mfsdp_algorithm algorithm : {MFSDP_DIRECT, MFSDP_NATIVE}) {
+    uint64_t counted = 1;
+    run([&](Rank &rank) {
+      const Layout layout = layouts(rank.world)[4];
+      Coll gather(&rank), reduce(&rank);
+      MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather", algorithm));
+      MFSDP_TRY(reduce.create(MFSDP_COLL_REDUCE, layout, MFSDP_F32, 1024, "reduce", algorithm));
+      Memory full(&rank, nbytes_of(layout.full_count, MFSDP_F32));
+      Memory shard(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
+      Memory workspace(&rank, mfsdp_coll_workspace_nbytes(reduce.coll));
+      for (int round = 0; round < 6; ++round) {
+        if (round == 1) {
+          MFSDP_TRY(rank.barrier());
+          if (rank.rank == 0) test::malloc_count_begin();
+          MFSDP_TRY(rank.barrier());
+        }
+        MFSDP_TRY(mfsdp_gather(&rank.context, gather.coll, rank.queue, shard.data(), full.data()));
+        MFSDP_TRY(mfsdp_reduce(&rank.context, reduce.coll, rank.queue, full.data(), shard.floats(),
+                               round == 0, workspace.data()));
+        MFSDP_TRY(rank.finish());
       }
-      MFSDP_TRY(mfsdp_gather(&rank.context, gather.coll, rank.queue, shard.data(), full.data()));
-      MFSDP_TRY(mfsdp_reduce(&rank.context, reduce.coll, rank.queue, full.data(), shard.floats(),
-                             round == 0, workspace.data()));
-      MFSDP_TRY(rank.finish());
-    }
-    MFSDP_TRY(rank.barrier());
-    if (rank.rank == 0) counted = test::malloc_count_end();
-    return rank.barrier();
-  });
-  EXPECT_EQ(counted, 0u);
+      MFSDP_TRY(rank.barrier());
+      if (rank.rank == 0) counted = test::malloc_count_end();
+      return rank.barrier();
+    });
+    EXPECT_EQ(counted, 0u) << mfsdp_algorithm_name(algorithm);
+  }
 }
 
 /* Fail the Nth allocation of create, the transport's own included, until none fails. */
 TEST_P(Collective, AllocationFaultsOfCreateLeaveNothing) {
   run([](Rank &rank) {
     const Layout layout = layouts(rank.world)[5];
-    for (mfsdp_coll_kind kind : {MFSDP_COLL_GATHER, MFSDP_COLL_REDUCE})
+    for (int which = 0; which < 4; ++which)
       for (int64_t n = 0;; ++n) {
         const std::size_t live = rank.memory->live_count();
         Coll coll(&rank);
         rank.memory->fail_at(n);
-        const mfsdp_status status = coll.create(kind, layout, MFSDP_F32, 1024);
+        const mfsdp_status status =
+            coll.create(which % 2 ? MFSDP_COLL_REDUCE : MFSDP_COLL_GATHER, layout, MFSDP_F32, 1024,
+                        "faulty", which < 2 ? MFSDP_DIRECT : MFSDP_NATIVE);
         const bool failed = rank.memory->failed();
         rank.memory->fail_at(-1);
         REQUIRE(n < 50, "no end of allocations");
@@ -733,15 +760,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 test::RanksResult diverge(int32_t debug_check,
                           const std::function<mfsdp_status(Rank &, mfsdp_coll *a, mfsdp_coll *b,
-                                                           float *shard, float *full)> &body) {
+                                                           float *shard, float *full)> &body,
+                          mfsdp_algorithm algorithm = MFSDP_DIRECT) {
   test::RanksOptions options(3);
   options.world.deadline_us = 3 * 1000000;
   options.context.debug_check = debug_check;
   return test::run_ranks(options, [&](Rank &rank) {
     const Layout layout = layouts(rank.world)[0];
     Coll a(&rank), b(&rank);
-    MFSDP_TRY(a.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather layer 1"));
-    MFSDP_TRY(b.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather layer 2"));
+    MFSDP_TRY(a.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather layer 1", algorithm));
+    MFSDP_TRY(b.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather layer 2", algorithm));
     Memory shard(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
     Memory full(&rank, nbytes_of(layout.full_count, MFSDP_F32));
     MFSDP_TRY(body(rank, a.coll, b.coll, shard.floats(), full.floats()));
@@ -774,14 +802,33 @@ void expect_all_caught(const test::RanksResult &result) {
 
 TEST(CollectiveDebugCheck, CatchesAnotherOrder) {
   expect_all_caught(diverge(1, swapped));
+  expect_all_caught(diverge(1, swapped, MFSDP_NATIVE));
 }
 TEST(CollectiveDebugCheck, CatchesARepetition) {
   expect_all_caught(diverge(1, repeated));
+  expect_all_caught(diverge(1, repeated, MFSDP_NATIVE));
 }
 /* The control: without the option equal sizes pass, which is why the option exists. */
 TEST(CollectiveDebugCheck, OffItSeesNothing) {
-  const test::RanksResult result = diverge(0, swapped);
-  EXPECT_TRUE(result.ok()) << result.text();
+  for (mfsdp_algorithm algorithm : {MFSDP_DIRECT, MFSDP_NATIVE}) {
+    const test::RanksResult result = diverge(0, swapped, algorithm);
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+/* But ranks whose layouts differ are told apart by NATIVE with or without it: threads would read
+ * beyond each other's buffers. */
+TEST(CollectiveDebugCheck, NativeNeedsTheSameLayout) {
+  test::RanksOptions options(3);
+  options.world.deadline_us = 3 * 1000000;
+  expect_all_caught(test::run_ranks(options, [](Rank &rank) {
+    const Layout layout = layouts(rank.world)[rank.rank == 1 ? 1 : 0];
+    Coll gather(&rank);
+    MFSDP_TRY(gather.create(MFSDP_COLL_GATHER, layout, MFSDP_F32, 4096, "gather", MFSDP_NATIVE));
+    Memory shard(&rank, nbytes_of(layout.segment(rank.rank), MFSDP_F32));
+    Memory full(&rank, nbytes_of(layout.full_count, MFSDP_F32));
+    MFSDP_TRY(mfsdp_gather(&rank.context, gather.coll, rank.queue, shard.data(), full.data()));
+    return rank.finish();
+  }));
 }
 TEST(CollectiveDebugCheck, OnItLetsCorrectRunsPass) {
   test::RanksOptions options(4);
@@ -790,6 +837,8 @@ TEST(CollectiveDebugCheck, OnItLetsCorrectRunsPass) {
     for (const Layout &layout : layouts(rank.world)) {
       MFSDP_TRY(gather_layout(rank, layout, MFSDP_F32));
       MFSDP_TRY(reduce_layout(rank, layout, MFSDP_F32, uneven, 1024));
+      MFSDP_TRY(gather_layout(rank, layout, MFSDP_F32, MFSDP_NATIVE));
+      MFSDP_TRY(reduce_layout(rank, layout, MFSDP_F32, whole, 1024, MFSDP_NATIVE));
     }
     return MFSDP_OK;
   });
@@ -1001,9 +1050,102 @@ TEST_F(CollectiveRules, UnknownAlgorithm) {
   put(&desc_.algorithm, 6);
   refused("algorithm is 6");
 }
-TEST_F(CollectiveRules, NativeIsNotInThisVersion) {
+/* A transport with native collectives of its own: it takes parts of one extent for each rank alone,
+ * and keeps what it is asked to run. */
+struct NativeTransport {
+  explicit NativeTransport(mfsdp_transport *transport) : ops(*transport->ops) {
+    ops.native = [](void *self, mfsdp_context *, mfsdp_queue *, const mfsdp_native_args *args) {
+      of(self)->runs.push_back(*args);
+      return MFSDP_OK;
+    };
+    ops.native_prepare = [](void *, mfsdp_context *context, const mfsdp_native_args *args,
+                            int32_t *form) {
+      for (int32_t i = 1; i < args->part_count; ++i)
+        if (args->parts[i].owner == args->parts[i - 1].owner)
+          return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "%s: rank %d owns several parts",
+                            args->label, static_cast<int>(args->parts[i].owner));
+      *form = 42;
+      return MFSDP_OK;
+    };
+    inner = transport->self;
+    transport->ops = &ops;
+    current() = this;
+  }
+  static NativeTransport *&current() {
+    static NativeTransport *one = nullptr;
+    return one;
+  }
+  static NativeTransport *of(void *) { return current(); }
+  mfsdp_transport_ops ops;
+  void *inner;
+  std::vector<mfsdp_native_args> runs;
+};
+
+TEST_F(CollectiveRules, NoNativeCollectives) {
   desc_.algorithm = MFSDP_NATIVE;
-  refused("algorithm native is not in this version", MFSDP_E_UNSUPPORTED);
+  refused("layer 3: transport recording has no native collectives; use direct, ring",
+          MFSDP_E_UNSUPPORTED);
+}
+TEST_F(CollectiveRules, NativeSumsInANarrowDtype) {
+  NativeTransport native(mock_->table());
+  shape_.extents.erase(shape_.extents.begin() + 2);
+  table_ = shape_.table(MFSDP_BF16);
+  desc_.algorithm = MFSDP_NATIVE;
+  refused("native adds in the layout's dtype, which is bf16", MFSDP_E_UNSUPPORTED);
+  desc_.narrow_sums = 1;
+  EXPECT_EQ(create(), MFSDP_OK) << mfsdp_context_error(&context_)->message;
+}
+/* What a transport cannot express it refuses at set-up, and nothing is left. */
+TEST_F(CollectiveRules, ALayoutThatTheTransportCannotExpress) {
+  NativeTransport native(mock_->table());
+  desc_.algorithm = MFSDP_NATIVE;
+  const std::size_t live = memory_.live_count();
+  EXPECT_EQ(create(), MFSDP_E_UNSUPPORTED);
+  expect_message("layer 3: rank 1 owns several parts");
+  EXPECT_EQ(coll_, nullptr);
+  EXPECT_EQ(memory_.live_count(), live);
+}
+/* Empty extents are no parts; the form comes back in every run; buffers are those of the call. */
+TEST_F(CollectiveRules, NativeRunsAreWhatWasPrepared) {
+  NativeTransport native(mock_->table());
+  std::vector<float> full(1024), segment(1024), workspace(1024);
+  shape_.extents[2].count = shape_.extents[2].payload_count = 0;
+  desc_.algorithm = MFSDP_NATIVE;
+  context_.desc.debug_check = 1;
+  ASSERT_EQ(create(), MFSDP_OK) << mfsdp_context_error(&context_)->message;
+  EXPECT_EQ(mfsdp_coll_workspace_nbytes(coll_), 256 * sizeof(float)) << "this rank's segment";
+  for (int round = 0; round < 2; ++round)
+    ASSERT_EQ(
+        mfsdp_reduce(&context_, coll_, queue_, full.data(), segment.data(), 1, workspace.data()),
+        MFSDP_OK);
+  ASSERT_EQ(native.runs.size(), 2u);
+  EXPECT_EQ(native.runs[0].kind, MFSDP_NATIVE_REDUCE);
+  EXPECT_EQ(native.runs[0].part_count, 3);
+  EXPECT_EQ(native.runs[0].form, 42);
+  EXPECT_EQ(native.runs[0].src, full.data());
+  EXPECT_EQ(native.runs[0].dst, workspace.data());
+  EXPECT_NE(native.runs[0].check, 0u);
+  EXPECT_NE(native.runs[0].check, native.runs[1].check) << "the sequence is part of it";
+  mfsdp_coll_destroy(&context_, coll_);
+  desc_.kind = MFSDP_COLL_GATHER;
+  ASSERT_EQ(create(), MFSDP_OK);
+  ASSERT_EQ(mfsdp_gather(&context_, coll_, queue_, segment.data(), full.data()), MFSDP_OK);
+  EXPECT_EQ(native.runs[2].kind, MFSDP_NATIVE_GATHER);
+  EXPECT_EQ(native.runs[2].dst, full.data());
+}
+/* Many rounds of chunks would not fit in a list, but NATIVE has none. */
+TEST_F(CollectiveRules, NativeListsAreShort) {
+  NativeTransport native(mock_->table());
+  const int64_t elements = INT64_C(256) << 30;
+  shape_.extents.resize(1);
+  shape_.extents[0].owner = 1;
+  shape_.extents[0].count = shape_.extents[0].payload_count = elements;
+  table_ = shape_.table(MFSDP_F32);
+  table_.full_count = elements;
+  desc_.chunk_nbytes = 1024;
+  desc_.algorithm = MFSDP_NATIVE;
+  EXPECT_EQ(create(), MFSDP_OK) << mfsdp_context_error(&context_)->message;
+  EXPECT_EQ(mfsdp_coll_workspace_nbytes(coll_), static_cast<std::size_t>(elements) * 4);
 }
 TEST_F(CollectiveRules, AutoNeedsCosts) {
   desc_.algorithm = MFSDP_ALGORITHM_AUTO;

@@ -117,6 +117,31 @@ TEST_F(TransportTest, CheckRejectsRankWorldDeadlineAndBackend) {
   expect_message("backend: NULL");
 }
 
+TEST_F(TransportTest, NativeRejects) {
+  mfsdp_native_args args;
+  const mfsdp_native_part part = {0, 0, 1, 0};
+  float value = 0.0f;
+  std::memset(&args, 0, sizeof(args));
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, nullptr), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, &args), MFSDP_E_ARGUMENT);
+  expect_message("native: args are NULL, have no label, or their struct_nbytes is not");
+  args.struct_nbytes = sizeof(args);
+  args.label = "unit 3";
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, &args), MFSDP_E_ARGUMENT);
+  expect_message("unit 3: needs a native kind (has 0)");
+  args.kind = MFSDP_NATIVE_GATHER;
+  args.part_count = 1;
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, &args), MFSDP_E_ARGUMENT);
+  expect_message("a table of parts (has 1 in NULL)");
+  args.parts = &part;
+  args.src = &value;
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, &args), MFSDP_E_ARGUMENT);
+  expect_message("unit 3: the full buffer is NULL but has parts");
+  args.dst = &value;
+  EXPECT_EQ(mfsdp_transport_native(&context_, mock_->table(), nullptr, &args), MFSDP_E_UNSUPPORTED);
+  expect_message("unit 3: transport recording has no native collectives; use direct");
+}
+
 TEST_F(TransportTest, SubmitRejectsPeersThatAreNone) {
   for (int32_t peer : {-1, 4, 1}) {
     EXPECT_EQ(submit({send_to(0, buffer_, 4), send_to(peer, buffer_, 4)}), MFSDP_E_ARGUMENT);

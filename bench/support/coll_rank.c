@@ -109,16 +109,17 @@ int64_t coll_rank_wrong(const coll_rank *r, const coll_split *split, mfsdp_coll_
 }
 
 int coll_ours_make(coll_rank *r, coll_ours *ours, const coll_split *split, mfsdp_coll_kind kind,
-                   mfsdp_algorithm algorithm, size_t chunk_nbytes) {
+                   const coll_how *how) {
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
   mfsdp_status status;
   desc.kind = kind;
-  desc.algorithm = algorithm;
+  desc.algorithm = how->algorithm;
+  desc.wire = how->wire;
   desc.layout = &split->layout;
   desc.transport = &r->transport;
   desc.traffic = kind == MFSDP_COLL_GATHER ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
   desc.label = kind == MFSDP_COLL_GATHER ? "gather" : "reduce";
-  if (chunk_nbytes > 0) desc.chunk_nbytes = chunk_nbytes;
+  if (how->chunk_nbytes > 0) desc.chunk_nbytes = how->chunk_nbytes;
   status = mfsdp_coll_create(&r->context, &desc, &ours->coll);
   if (status == MFSDP_E_UNSUPPORTED) return 0;
   coll_need(r, status);

@@ -54,9 +54,14 @@ typedef struct coll_ours {
   mfsdp_coll *coll;
   void *workspace;
 } coll_ours;
+typedef struct coll_how {
+  mfsdp_algorithm algorithm;
+  size_t chunk_nbytes;  /* 0: the library's own */
+  mfsdp_wire_cost wire; /* of AUTO */
+} coll_how;
 /* 0 if the transport or this version does not have the algorithm, on every rank. */
 int coll_ours_make(coll_rank *r, coll_ours *ours, const coll_split *split, mfsdp_coll_kind kind,
-                   mfsdp_algorithm algorithm, size_t chunk_nbytes);
+                   const coll_how *how);
 /* Runs it to its end. */
 void coll_ours_run(coll_rank *r, coll_ours *ours);
 void coll_ours_free(coll_rank *r, coll_ours *ours);

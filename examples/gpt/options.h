@@ -44,7 +44,7 @@ extern "C" {
   X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks")                           \
   X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS,                             \
     "ranks are threads of this process, or the processes of an mpirun")                          \
-  X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical",                \
+  X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical|native|auto",    \
     "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
     "micro-batches per rank and step")                                                           \
@@ -102,7 +102,13 @@ extern "C" {
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW, GPT_OPTIMIZER_SHAMPOO, GPT_OPTIMIZER_SOAP };
 enum { GPT_GRAFT_ADAMW = 0, GPT_GRAFT_SGD, GPT_GRAFT_NONE };
 enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
-enum { GPT_COLLECTIVE_DIRECT = 0, GPT_COLLECTIVE_RING, GPT_COLLECTIVE_HIERARCHICAL };
+enum {
+  GPT_COLLECTIVE_DIRECT = 0,
+  GPT_COLLECTIVE_RING,
+  GPT_COLLECTIVE_HIERARCHICAL,
+  GPT_COLLECTIVE_NATIVE,
+  GPT_COLLECTIVE_AUTO
+};
 enum { GPT_PRESET_TORCH = 0, GPT_PRESET_JORDAN, GPT_PRESET_MOONLIGHT, GPT_PRESET_DION };
 enum { GPT_COEFFICIENTS_PRESET = 0 }; /* then the sets in the order of MFSDP_NS_SETS */
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };

@@ -106,6 +106,13 @@ MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context,
                       "(direct takes it)",
                       desc->label, mfsdp_algorithm_name(desc->algorithm),
                       mfsdp_dtype_name(layout->dtype));
+  if (desc->kind == MFSDP_COLL_REDUCE && desc->algorithm == MFSDP_NATIVE &&
+      layout->dtype != MFSDP_F32 && !desc->narrow_sums)
+    return MFSDP_FAIL(
+        context, MFSDP_E_UNSUPPORTED,
+        "%s: native adds in the layout's dtype, which is %s: sums would be rounded (set "
+        "narrow_sums to allow it; direct adds in fp32)",
+        desc->label, mfsdp_dtype_name(layout->dtype));
   return MFSDP_OK;
 }
 
@@ -124,11 +131,6 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d", desc->label,
                       (int)desc->algorithm, (int)MFSDP_ALGORITHM_AUTO);
-  if (desc->algorithm == MFSDP_NATIVE)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                      "%s: algorithm native is not in this version; use direct, ring, hierarchical "
-                      "or auto",
-                      desc->label);
   if (desc->algorithm == MFSDP_ALGORITHM_AUTO && !mfsdp_wire_cost_valid(&desc->wire))
     return MFSDP_FAIL(
         context, MFSDP_E_ARGUMENT,
@@ -144,6 +146,12 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
                       desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
   MFSDP_TRY(mfsdp_transport_check(context, desc->transport));
+  if (desc->algorithm == MFSDP_NATIVE && !MFSDP_HAS(desc->transport->ops, native))
+    return MFSDP_FAIL(
+        context, MFSDP_E_UNSUPPORTED,
+        "%s: transport %s has no native collectives; use direct, ring, hierarchical or "
+        "auto",
+        desc->label, desc->transport->ops->name ? desc->transport->ops->name : "(unnamed)");
   MFSDP_TRY(mfsdp__coll_check_layout(context, desc));
   return mfsdp__coll_check_extents(context, desc);
 }

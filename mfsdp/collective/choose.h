@@ -10,7 +10,8 @@
  *   RING          (K + W - 2) L' + (P + (W - 2) min(c, S)) max(b, b')
  *   HIERARCHICAL  (K + 1) (L + L') + max(S (N - 1), P / m) b' + max((n - 1) (S + P / m), P) b
  * The least time wins, the earlier of this list where two are equal; HIERARCHICAL only where there
- * are several nodes, and sums on a wire narrower than fp32 always go by DIRECT. These are coarse
+ * are several nodes, and sums on a wire narrower than fp32 always go by DIRECT. NATIVE is
+ * never chosen: nothing is known of how a transport moves its own. These are coarse
  * forms of simulate/wire.h, whose times are floating point and for people.
  */
 #ifndef MFSDP_COLLECTIVE_CHOOSE_H

@@ -50,6 +50,8 @@ typedef struct mfsdp_coll_desc {
    * workspace. RING and HIERARCHICAL: what moves from rank to rank at a time. Equal on all ranks, at
    * least 1024. */
   size_t chunk_nbytes;
+  int32_t
+      narrow_sums; /* 1: NATIVE may add in a 16-bit dtype, which rounds sums; 0: E_UNSUPPORTED */
   mfsdp_wire_cost wire; /* read by AUTO, which needs it; equal on all ranks */
   mfsdp_traffic traffic;
   const char *label; /* for traces and messages; must outlive the collective */
@@ -93,7 +95,8 @@ typedef enum mfsdp_coll_op_kind {
   MFSDP_COLL_COPY,        /* local: `elements` from SHARD at src_offset to FULL at dst_offset */
   MFSDP_COLL_SUM,         /* acc[dst_offset ...] from terms [first, first + count), in this order */
   MFSDP_COLL_SUM_PARTIAL, /* fp32 WORKSPACE[dst_offset ...] = the terms' sum */
-  MFSDP_COLL_ADD_PARTIAL  /* fp32 WORKSPACE[dst_offset ...] += the terms' sum */
+  MFSDP_COLL_ADD_PARTIAL, /* fp32 WORKSPACE[dst_offset ...] += the terms' sum */
+  MFSDP_COLL_NATIVE       /* the transport's own collective: the list's native_args */
 } mfsdp_coll_op_kind;
 
 typedef struct mfsdp_coll_op {
@@ -111,8 +114,12 @@ typedef struct mfsdp_coll {
   mfsdp_coll_op *ops;
   mfsdp_coll_xfer *xfers;
   mfsdp_coll_term *terms;
-  mfsdp_xfer *resolved;       /* scratch of the run: one batch with addresses */
-  const void **term_pointers; /* scratch of the run: one sum with addresses */
+  mfsdp_native_part *parts;         /* NATIVE: native_args.part_count */
+  mfsdp_native_args native_args;    /* but for buffers and check word */
+  mfsdp_traffic_count native_count; /* what this rank sends in one */
+  int32_t native_base;              /* of native_args.dst */
+  mfsdp_xfer *resolved;             /* scratch of the run: one batch with addresses */
+  const void **term_pointers;       /* scratch of the run: one sum with addresses */
   int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
   size_t workspace_nbytes;
   int64_t segment_count, full_count; /* of this rank, of the unit; elements */

@@ -57,7 +57,13 @@ MFSDP_API mfsdp_threads_world_desc mfsdp_threads_world_desc_default(void) {
 /* A rank plays two roles in a world, each of which it may enter once and leave once. */
 enum { MFSDP__THREADS_ABSENT = 0, MFSDP__THREADS_JOINED, MFSDP__THREADS_LEFT };
 /* What a blocked rank waits for: others wake it for nothing else. */
-enum { MFSDP__THREADS_NOTHING = 0, MFSDP__THREADS_A_POST, MFSDP__THREADS_ITS_SENDS };
+enum {
+  MFSDP__THREADS_NOTHING = 0,
+  MFSDP__THREADS_A_POST,
+  MFSDP__THREADS_ITS_SENDS,
+  MFSDP__THREADS_THE_OTHERS, /* of a native collective */
+  MFSDP__THREADS_ITS_READERS
+};
 
 struct mfsdp__threads_batch;
 
@@ -77,6 +83,15 @@ typedef struct mfsdp__threads_pair {
   int64_t busy_until_us; /* artificial link: when its wire is free again */
 } mfsdp__threads_pair;
 
+/* What a rank brings to a native collective (native_threads.h). With the rank's mutex. */
+typedef struct mfsdp__threads_native {
+  uint64_t begun, done;      /* how many it has come to, and has all of */
+  const unsigned char *full; /* of the one begun last: others read it while they are counted */
+  uint64_t check;
+  const char *label;
+  int32_t form, readers, withdrawn;
+} mfsdp__threads_native;
+
 /* A rank's mailbox. Aligned so that neighbours do not share a cache line (pairs of 64 bytes). */
 typedef struct mfsdp__threads_slot {
   mfsdp_mutex mutex;
@@ -88,6 +103,7 @@ typedef struct mfsdp__threads_slot {
   int32_t waits_for;    /* the rest: with the mutex */
   int32_t send_count;   /* sends of the running batch not yet copied by their receivers */
   int32_t in_batch, in_control;
+  mfsdp__threads_native native;
   uint64_t control_generation; /* how many control calls this rank has entered; its own thread */
 } __attribute__((aligned(128))) mfsdp__threads_slot;
 

@@ -15,6 +15,7 @@
  * of its sends, then serves its receives as their senders arrive, then waits for its readers; so
  * batches that send to each other never deadlock. Copies happen outside all locks. The world may
  * slow messages down like a network (latency_us, bytes_per_us of its description).
+ * Native collectives work straight on the buffers of all ranks (native_threads.h).
  *
  * Failure: a size or check word that differs, a peer that has left, a wait without progress for
  * deadline_us, or `poison` end the world: every running batch of every rank returns the first error
@@ -23,12 +24,13 @@
  *
  * destroy: E_STATE while a batch is queued or running. If a queue failed and skipped its batches,
  * poison the transport (peers wait for those batches), destroy the queue, then the transport.
- * Does not: offer native collectives, split or registration; choose algorithms; count traffic.
+ * Does not: offer split or registration; choose algorithms; count traffic.
  * Link flags: -lpthread (part of libc since glibc 2.34). POSIX 2008: see posix/clock.h.
  */
 #ifndef MFSDP_HOST_TRANSPORT_THREADS_H
 #define MFSDP_HOST_TRANSPORT_THREADS_H
 
+#include "native_threads.h"
 #include "threads_control.h"
 #include "threads_world.h"
 
@@ -43,6 +45,8 @@ typedef struct mfsdp__threads_batch {
   mfsdp_event *submitted; /* passes when the queue has run the batch, or skipped it */
   uint64_t check;
   const char *label;
+  mfsdp_status (*move)(struct mfsdp__threads_batch *batch, mfsdp_error *why);
+  mfsdp_native_args native; /* of a native collective */
 } mfsdp__threads_batch;
 
 /* What one rank owns. Only the batch that runs touches the fields of the second part. */
@@ -59,11 +63,14 @@ typedef struct mfsdp__threads_transport {
 
   mfsdp__threads_xfer **receives; /* world: the next receive to serve, by sender */
   mfsdp__threads_xfer **last;     /* world: the last one */
-  int32_t *senders;               /* the ranks with receives to serve */
+  int32_t *senders;               /* the ranks with receives to serve, or that a native collective
+                                   * waits for */
   int32_t sender_count;
-  int64_t next_arrival_us; /* of a message on its artificial link; NEVER: there is none */
-  int32_t *suspects;       /* world: scratch of the time-out's explanation */
-  uint8_t *visited;        /* world */
+  int64_t next_arrival_us;     /* of a message on its artificial link; NEVER: there is none */
+  int32_t *suspects;           /* world: scratch of the time-out's explanation */
+  uint8_t *visited;            /* world */
+  const void **terms;          /* world: of a native reduction's sum */
+  const unsigned char **fulls; /* world: the buffers it adds */
 } mfsdp__threads_transport;
 
 /* ---- the life of a batch, on the queue's thread ---- */
@@ -215,7 +222,8 @@ MFSDP_API mfsdp_status mfsdp__threads_serve(mfsdp__threads_batch *batch, int *pr
 
 /* ---- waits that fail ---- */
 
-/* Does rank a, in its running batch, wait for rank b to send (1) or to receive (2)? 3: for both. */
+/* Does rank a, in its running batch, wait for rank b to send (1) or to receive (2), 3: for both, or
+ * to come to a native collective (4)? */
 MFSDP_API int mfsdp__threads_waits_for(mfsdp_threads_world *world, int32_t a, int32_t b) {
   const mfsdp__threads_pair *incoming = mfsdp__threads_pair_of(world, b, a);
   const mfsdp__threads_pair *outgoing = mfsdp__threads_pair_of(world, a, b);
@@ -226,7 +234,14 @@ MFSDP_API int mfsdp__threads_waits_for(mfsdp_threads_world *world, int32_t a, in
   mfsdp_mutex_lock(&world->slots[b].mutex);
   if (outgoing->head != NULL) waits |= 2;
   mfsdp_mutex_unlock(&world->slots[b].mutex);
-  return waits;
+  return mfsdp__threads_native_lacks(world, a, b) ? 4 : waits;
+}
+
+MFSDP_API const char *mfsdp__threads_waits_text(int waits) {
+  return waits == 4   ? "take part"
+         : waits == 3 ? "send and to receive"
+         : waits == 1 ? "send"
+                      : "receive";
 }
 
 /* E_PEER if a rank that this one waits for has left. */
@@ -243,7 +258,7 @@ MFSDP_API mfsdp_status mfsdp__threads_check_left(const mfsdp__threads_batch *bat
     if (waits != 0)
       return MFSDP_ERROR_SET(
           why, MFSDP_E_PEER, r, "%s: rank %d waits for rank %d to %s, but rank %d has left",
-          batch->label, (int)rank, (int)r, waits & 1 ? "send" : "receive", (int)r);
+          batch->label, (int)rank, (int)r, mfsdp__threads_waits_text(waits), (int)r);
   }
   return MFSDP_OK;
 }
@@ -293,9 +308,7 @@ MFSDP_API mfsdp_status mfsdp__threads_explain(const mfsdp__threads_batch *batch,
     const int waits = mfsdp__threads_waits_for(t->world, t->slot->rank, r);
     if (waits == 0) continue;
     mfsdp__threads_append(why->message, sizeof(why->message), "%srank %d to %s", separator, (int)r,
-                          waits == 3   ? "send and to receive"
-                          : waits == 1 ? "send"
-                                       : "receive");
+                          mfsdp__threads_waits_text(waits));
     separator = ", ";
   }
   mfsdp__threads_find_culprits(t, why);
@@ -389,23 +402,31 @@ MFSDP_API void mfsdp__threads_batch_state(mfsdp__threads_batch *batch, int32_t s
   mfsdp_mutex_unlock(&t->ring_mutex);
 }
 
+/* What a batch of transfers does. */
+MFSDP_API mfsdp_status mfsdp__threads_batch_move(mfsdp__threads_batch *batch, mfsdp_error *why) {
+  int32_t i;
+  for (i = 0; i < batch->xfer_count; ++i)
+    if (batch->xfers[i].x.is_send) mfsdp__threads_post(batch, &batch->xfers[i]);
+  return mfsdp__threads_batch_progress(batch, why);
+}
+
 /* The task of a batch. */
 MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *error) {
   mfsdp__threads_batch *batch = (mfsdp__threads_batch *)argument;
   mfsdp__threads_transport *t = batch->transport;
   mfsdp_error why = mfsdp_error_none();
   mfsdp_status status;
-  int32_t i;
   mfsdp__threads_batch_state(batch, MFSDP__THREADS_RUNNING);
   status = mfsdp__threads_batch_open(batch, &why);
   if (status != MFSDP_OK) {
     mfsdp__threads_end(t, &why); /* the other batch is not ours to close */
   } else {
-    for (i = 0; i < batch->xfer_count; ++i)
-      if (batch->xfers[i].x.is_send) mfsdp__threads_post(batch, &batch->xfers[i]);
-    status = mfsdp__threads_batch_progress(batch, &why);
+    status = batch->move(batch, &why);
     if (status != MFSDP_OK && status != MFSDP_E_POISONED) mfsdp__threads_end(t, &why);
-    if (status != MFSDP_OK) mfsdp__threads_batch_withdraw(t);
+    if (status != MFSDP_OK) {
+      mfsdp__threads_batch_withdraw(t);
+      mfsdp__threads_native_withdraw(t->slot);
+    }
     mfsdp_mutex_lock(&t->slot->mutex);
     t->slot->in_batch = 0;
     mfsdp_mutex_unlock(&t->slot->mutex);
@@ -415,6 +436,107 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_run(void *argument, mfsdp_error *err
   status = mfsdp__threads_first_error(t->world, &why);
   if (error != NULL) *error = why;
   return status;
+}
+
+/* ---- native collectives ---- */
+
+/* All others are to be waited for, the next rank first. */
+MFSDP_API void mfsdp__threads_native_expect(mfsdp__threads_transport *t) {
+  const int32_t world = t->world->desc.world;
+  t->sender_count = 0;
+  while (t->sender_count < world - 1) {
+    t->senders[t->sender_count] = (t->slot->rank + 1 + t->sender_count) % world;
+    ++t->sender_count;
+  }
+}
+
+/* Meets those who have come: a gather takes their parts, a reduction notes where their buffers are. */
+MFSDP_API mfsdp_status mfsdp__threads_native_meet(mfsdp__threads_batch *batch, uint64_t number,
+                                                  int *progress, mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  int32_t i = 0;
+  while (i < t->sender_count) {
+    const int32_t peer = t->senders[i];
+    mfsdp__threads_slot *other = &t->world->slots[peer];
+    mfsdp__threads_native seen;
+    mfsdp_status status;
+    if (!mfsdp__threads_native_hold(other, number, &seen)) {
+      ++i;
+      continue;
+    }
+    status = mfsdp__threads_native_match(&batch->native, t->slot->rank, peer, &seen, why);
+    if (status == MFSDP_OK && batch->native.kind == MFSDP_NATIVE_GATHER)
+      mfsdp__threads_native_copy(&batch->native, peer, seen.full);
+    t->fulls[peer] = seen.full;
+    mfsdp__threads_native_release(other);
+    if (status != MFSDP_OK) return status;
+    t->senders[i] = t->senders[--t->sender_count];
+    *progress = 1;
+  }
+  return MFSDP_OK;
+}
+
+MFSDP_API void mfsdp__threads_native_see_done(mfsdp__threads_transport *t, uint64_t number) {
+  int32_t i = 0;
+  while (i < t->sender_count)
+    if (mfsdp__threads_native_is_done(&t->world->slots[t->senders[i]], number))
+      t->senders[i] = t->senders[--t->sender_count];
+    else
+      ++i;
+}
+
+/* Until all others have come (met 0), or have what they need (met 1): then they are copying or
+ * adding, which ends by itself, so that the deadline is for the first. */
+MFSDP_API mfsdp_status mfsdp__threads_native_wait(mfsdp__threads_batch *batch, uint64_t number,
+                                                  int met, mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  int64_t since_us = mfsdp_clock_us();
+  mfsdp__threads_native_expect(t);
+  for (;;) {
+    const uint32_t seen = mfsdp__threads_events(t->slot);
+    int progress = 0;
+    if (met)
+      mfsdp__threads_native_see_done(t, number);
+    else
+      MFSDP_TRY(mfsdp__threads_native_meet(batch, number, &progress, why));
+    if (mfsdp__threads_poisoned(t->world)) return MFSDP_E_POISONED;
+    if (t->sender_count == 0) return MFSDP_OK;
+    if (progress) since_us = mfsdp_clock_us();
+    MFSDP_TRY(mfsdp__threads_check_left(batch, why));
+    if (mfsdp__threads_wait(t->slot, MFSDP__THREADS_THE_OTHERS, seen,
+                            mfsdp__threads_deadline(since_us, t->world->desc.deadline_us)))
+      continue;
+    if (!met) return mfsdp__threads_explain(batch, mfsdp_clock_us() - since_us, why);
+    since_us = mfsdp_clock_us();
+  }
+}
+
+/* REDUCE, when all have come: none of them takes its buffer away meanwhile. */
+MFSDP_API mfsdp_status mfsdp__threads_native_add(mfsdp__threads_batch *batch, uint64_t number) {
+  mfsdp__threads_transport *t = batch->transport;
+  const int32_t world = t->world->desc.world, rank = t->slot->rank;
+  mfsdp__threads_native seen;
+  int32_t held, r;
+  t->fulls[rank] = (const unsigned char *)batch->native.src;
+  for (held = 0; held < world; ++held)
+    if (held != rank && !mfsdp__threads_native_hold(&t->world->slots[held], number, &seen)) break;
+  if (held == world) mfsdp__threads_native_reduce(&batch->native, rank, t->fulls, t->terms, world);
+  for (r = 0; r < held; ++r)
+    if (r != rank) mfsdp__threads_native_release(&t->world->slots[r]);
+  return held == world ? MFSDP_OK : MFSDP_E_POISONED; /* nobody withdraws without an error */
+}
+
+/* What a native collective does. */
+MFSDP_API mfsdp_status mfsdp__threads_native_move(mfsdp__threads_batch *batch, mfsdp_error *why) {
+  mfsdp__threads_transport *t = batch->transport;
+  const uint64_t number = mfsdp__threads_native_begin(t->slot, &batch->native);
+  mfsdp__threads_native_tell(t->slot);
+  MFSDP_TRY(mfsdp__threads_native_wait(batch, number, 0, why));
+  if (batch->native.kind == MFSDP_NATIVE_REDUCE)
+    MFSDP_TRY(mfsdp__threads_native_add(batch, number));
+  mfsdp__threads_native_done(t->slot);
+  mfsdp__threads_native_tell(t->slot);
+  return mfsdp__threads_native_wait(batch, number, 1, why);
 }
 
 /* ---- the table ---- */
@@ -455,13 +577,27 @@ MFSDP_API mfsdp_status mfsdp__threads_batch_acquire(mfsdp__threads_transport *t,
   return MFSDP_OK;
 }
 
+/* Hands a filled record to the queue. */
+MFSDP_API mfsdp_status mfsdp__threads_enqueue(mfsdp__threads_transport *t, mfsdp_context *context,
+                                              mfsdp_queue *queue, mfsdp__threads_batch *record) {
+  mfsdp_error why;
+  const mfsdp_status status =
+      t->backend->ops->queue_call(t->backend->self, queue, mfsdp__threads_batch_run, record);
+  if (status == MFSDP_OK)
+    return t->backend->ops->event_record(t->backend->self, queue, record->submitted);
+  mfsdp__threads_batch_state(record, MFSDP__THREADS_FREE);
+  if (!mfsdp__threads_poisoned(t->world))
+    return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", record->label,
+                      (int)t->slot->rank);
+  (void)mfsdp__threads_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
 MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
                                              const mfsdp_batch *batch) {
   mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
   const char *label = batch->label != NULL ? batch->label : "batch";
   mfsdp__threads_batch *record = NULL;
-  mfsdp_error why;
-  mfsdp_status status;
   int32_t i;
   if (batch->xfer_count > t->xfer_capacity)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -472,19 +608,41 @@ MFSDP_API mfsdp_status mfsdp__threads_submit(void *self, mfsdp_context *context,
   record->xfer_count = batch->xfer_count;
   record->check = batch->check;
   record->label = label;
+  record->move = mfsdp__threads_batch_move;
   for (i = 0; i < batch->xfer_count; ++i) {
     record->xfers[i].x = batch->xfers[i];
     record->xfers[i].batch = record;
   }
-  status = t->backend->ops->queue_call(t->backend->self, queue, mfsdp__threads_batch_run, record);
-  if (status == MFSDP_OK)
-    return t->backend->ops->event_record(t->backend->self, queue, record->submitted);
-  mfsdp__threads_batch_state(record, MFSDP__THREADS_FREE);
-  if (!mfsdp__threads_poisoned(t->world))
-    return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", label,
-                      (int)t->slot->rank);
-  (void)mfsdp__threads_first_error(t->world, &why);
-  return mfsdp_context_take_error(context, &why);
+  return mfsdp__threads_enqueue(t, context, queue, record);
+}
+
+MFSDP_API mfsdp_status mfsdp__threads_native_submit(void *self, mfsdp_context *context,
+                                                    mfsdp_queue *queue,
+                                                    const mfsdp_native_args *args) {
+  mfsdp__threads_transport *t = (mfsdp__threads_transport *)self;
+  mfsdp__threads_batch *record = NULL;
+  if (mfsdp__threads_poisoned(t->world))
+    return mfsdp__threads_refuse(t->world, context, args->label);
+  MFSDP_TRY(mfsdp__threads_batch_acquire(t, context, args->label, &record));
+  record->xfer_count = 0;
+  record->check = args->check;
+  record->label = args->label;
+  record->move = mfsdp__threads_native_move;
+  record->native = *args;
+  return mfsdp__threads_enqueue(t, context, queue, record);
+}
+
+/* Any parts, but E_UNSUPPORTED in a world with artificial links, which native collectives pass by. */
+MFSDP_API mfsdp_status mfsdp__threads_native_prepare(void *self, mfsdp_context *context,
+                                                     const mfsdp_native_args *args, int32_t *form) {
+  const mfsdp__threads_transport *t = (const mfsdp__threads_transport *)self;
+  if (t->world->has_links)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: native collectives of threads copy past this world's artificial links; "
+                      "use another algorithm, or no latency_us and bytes_per_us",
+                      args->label);
+  *form = mfsdp__threads_native_form(args);
+  return MFSDP_OK;
 }
 
 MFSDP_API void mfsdp__threads_poison(void *self, const mfsdp_error *why) {
@@ -548,6 +706,8 @@ MFSDP_API void mfsdp__threads_transport_free(mfsdp_context *context, mfsdp__thre
   const size_t batch_count = (size_t)t->world->desc.batch_count;
   size_t i;
   if (t->ring_mutex_ready) mfsdp_mutex_destroy(&t->ring_mutex);
+  mfsdp_table_free(context, (void *)t->fulls, count, sizeof(*t->fulls));
+  mfsdp_table_free(context, (void *)t->terms, count, sizeof(*t->terms));
   mfsdp_table_free(context, t->visited, count, sizeof(uint8_t));
   mfsdp_table_free(context, t->suspects, count, sizeof(int32_t));
   mfsdp_table_free(context, t->senders, count, sizeof(int32_t));
@@ -595,7 +755,8 @@ MFSDP_API const mfsdp_transport_ops *mfsdp__threads_transport_ops(void) {
                                           mfsdp__threads_destroy,
                                           NULL,
                                           NULL,
-                                          NULL,
+                                          mfsdp__threads_native_submit,
+                                          mfsdp__threads_native_prepare,
                                           NULL};
   return &ops;
 }
@@ -627,6 +788,12 @@ MFSDP_API mfsdp_status mfsdp__threads_transport_alloc(mfsdp_context *context,
   MFSDP_TRY(
       mfsdp_table_alloc(context, count, sizeof(uint8_t), "threads transport: visited", &table));
   t->visited = (uint8_t *)table;
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, count, sizeof(*t->terms), "threads transport: terms", &table));
+  t->terms = (const void **)table;
+  MFSDP_TRY(
+      mfsdp_table_alloc(context, count, sizeof(*t->fulls), "threads transport: buffers", &table));
+  t->fulls = (const unsigned char **)table;
   status = mfsdp_mutex_init(&t->ring_mutex);
   t->ring_mutex_ready = status == MFSDP_OK;
   if (status != MFSDP_OK)

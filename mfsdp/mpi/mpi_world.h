@@ -98,8 +98,10 @@ typedef struct mfsdp_mpi_world {
   int32_t serving;         /* the service's receives are posted */
   MPI_Request ping_receive, notice_receive, left_receive;
   uint64_t ping_in, ping_out, pong_out, left_in, left_out;
-  int64_t *left_us;  /* world: when a peer's leaving was noticed; 0: it is there */
-  int32_t left_sent; /* this rank has told its peers that it leaves */
+  int64_t *left_us;       /* world: when a peer's leaving was noticed; 0: it is there */
+  uint64_t *left_natives; /* world: how many native collectives a peer that has left had ended */
+  uint64_t native_count;  /* atomic: how many this rank has ended */
+  int32_t left_sent;      /* this rank has told its peers that it leaves */
   mfsdp__mpi_notice notice_in, notice_out;
   int32_t notice_sent;
   int32_t poisoned; /* atomic: `error` is set and will not change */
@@ -248,6 +250,7 @@ MFSDP_API void mfsdp__mpi_answer_ping(mfsdp_mpi_world *world, int source) {
 
 MFSDP_API void mfsdp__mpi_take_left(mfsdp_mpi_world *world, int source) {
   world->left_us[source] = mfsdp_clock_us();
+  world->left_natives[source] = world->left_in;
   (void)MPI_Irecv(&world->left_in, (int)sizeof(world->left_in), MPI_BYTE, MPI_ANY_SOURCE,
                   MFSDP__MPI_TAG_LEFT, world->control, &world->left_receive);
 }
@@ -283,11 +286,20 @@ MFSDP_API int64_t mfsdp__mpi_left_us(mfsdp_mpi_world *world, int32_t r) {
   return left_us;
 }
 
+MFSDP_API uint64_t mfsdp__mpi_left_natives(mfsdp_mpi_world *world, int32_t r) {
+  uint64_t count;
+  mfsdp_mutex_lock(&world->mutex);
+  count = world->left_natives[r];
+  mfsdp_mutex_unlock(&world->mutex);
+  return count;
+}
+
 /* Tells the peers, once, that this rank waits for nothing and sends nothing any more. */
 MFSDP_API void mfsdp__mpi_say_left(mfsdp_mpi_world *world) {
   int32_t r;
   mfsdp_mutex_lock(&world->mutex);
   mfsdp__mpi_lock(world);
+  if (!world->left_sent) world->left_out = __atomic_load_n(&world->native_count, __ATOMIC_ACQUIRE);
   for (r = 0; r < world->world && !world->left_sent; ++r) {
     MPI_Request request;
     if (r != world->rank && MPI_Isend(&world->left_out, (int)sizeof(world->left_out), MPI_BYTE, r,
@@ -485,6 +497,8 @@ MFSDP_API mfsdp_status mfsdp__mpi_world_fill(mfsdp_context *context, mfsdp_mpi_w
   world->probe_words = (uint64_t *)table;
   MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(int64_t), "mpi world: leavers", &table));
   world->left_us = (int64_t *)table;
+  MFSDP_TRY(mfsdp_table_alloc(context, count, sizeof(uint64_t), "mpi world: leavers", &table));
+  world->left_natives = (uint64_t *)table;
   if (mfsdp_mutex_init(&world->mutex) != MFSDP_OK)
     return MFSDP_FAIL(context, MFSDP_E_MEMORY, "mpi world: the system refused a mutex");
   world->mutex_ready = 1;
@@ -522,6 +536,7 @@ MFSDP_API void mfsdp__mpi_world_free(mfsdp_context *context, mfsdp_mpi_world *wo
   if (world->data != MPI_COMM_NULL && !world->poisoned) (void)MPI_Comm_free(&world->data);
   if (world->probe_mutex_ready) mfsdp_mutex_destroy(&world->probe_mutex);
   if (world->mutex_ready) mfsdp_mutex_destroy(&world->mutex);
+  mfsdp_table_free(context, world->left_natives, count, sizeof(uint64_t));
   mfsdp_table_free(context, world->left_us, count, sizeof(int64_t));
   mfsdp_table_free(context, world->probe_words, count, sizeof(uint64_t));
   mfsdp_table_free(context, world->probe_requests, count, sizeof(MPI_Request));

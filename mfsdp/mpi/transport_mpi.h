@@ -13,12 +13,13 @@
  * queue's thread, so batches that send to each other never deadlock. Messages carry one tag for
  * ever; transfers longer than the world's message_nbytes are cut the same way on both sides. With a
  * check word (debug_check) every transfer is preceded by a message of its check word and length.
+ * Native collectives are MPI's non-blocking ones (native_mpi.h), polled in the same way.
  *
  * Failure: an error of MPI, a length or check word that differs, a peer that has left, a wait
  * without progress for the deadline, or `poison` end the world (mpi_world.h). Receives that MPI does
  * not give back after a failure stay in its hands: destroy then says E_STATE and frees nothing, and
  * their buffers must not be freed either; the process leaves by MPI_Abort.
- * Does not: offer native collectives, split (wrap a communicator of the group instead) or
+ * Does not: offer split (wrap a communicator of the group instead) or
  * registration; choose algorithms; count traffic.
  * Link flags: -lmpi -lpthread. POSIX 2008: see posix/clock.h.
  */
@@ -27,19 +28,29 @@
 
 #include "control_mpi.h"
 #include "mpi_world.h"
+#include "native_mpi.h"
 
 enum { MFSDP__MPI_FREE = 0, MFSDP__MPI_QUEUED, MFSDP__MPI_RUNNING };
-
-/* Sent ahead of a transfer when both sides check. */
-typedef struct mfsdp__mpi_head {
-  uint64_t check, nbytes;
-} mfsdp__mpi_head;
 
 /* What a request moves. */
 typedef struct mfsdp__mpi_part {
   int32_t xfer, is_head;
   int nbytes;
 } mfsdp__mpi_part;
+
+struct mfsdp__mpi_batch;
+
+/* What a batch is made of: transfers, or one native collective. */
+typedef struct mfsdp__mpi_work {
+  mfsdp_status (*post)(struct mfsdp__mpi_batch *batch, mfsdp_error *why);
+  mfsdp_status (*poll)(struct mfsdp__mpi_batch *batch, int *ended, mfsdp_error *why);
+  int (*waits_for)(const struct mfsdp__mpi_batch *batch, int32_t peer); /* MFSDP__MPI_TO_... */
+  void (*cancel)(struct mfsdp__mpi_batch *batch);    /* with the lock, as the next */
+  int (*still_open)(struct mfsdp__mpi_batch *batch); /* requests */
+} mfsdp__mpi_work;
+
+/* What a peer is waited for to do: bits. */
+enum { MFSDP__MPI_TO_SEND = 1, MFSDP__MPI_TO_RECEIVE = 2, MFSDP__MPI_TO_TAKE_PART = 4 };
 
 /* A batch from submit until it has run. */
 typedef struct mfsdp__mpi_batch {
@@ -55,6 +66,8 @@ typedef struct mfsdp__mpi_batch {
   MPI_Status *statuses;
   int *indices;
   int request_capacity, request_count, open_count;
+  const mfsdp__mpi_work *work;
+  mfsdp__mpi_native native;
 } mfsdp__mpi_batch;
 
 typedef struct mfsdp__mpi_transport {
@@ -66,6 +79,7 @@ typedef struct mfsdp__mpi_transport {
   int32_t xfer_capacity, next_batch;
   int32_t abandoned; /* requests of a failed batch that MPI still holds; atomic */
   uint8_t *alive;    /* world: scratch of the time-out's explanation */
+  mfsdp__mpi_native_tables tables;
 } mfsdp__mpi_transport;
 
 /* ---- the requests of a batch ---- */
@@ -193,20 +207,86 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_poll(mfsdp__mpi_batch *batch, int *ended
   return status;
 }
 
-/* ---- waits that fail ---- */
-
-/* Bits: 1 a message from `peer` is missing, 2 one to it. */
-MFSDP_API int mfsdp__mpi_waits_for(const mfsdp__mpi_batch *batch, int32_t peer) {
+MFSDP_API int mfsdp__mpi_batch_waits_for(const mfsdp__mpi_batch *batch, int32_t peer) {
   int i, waits = 0;
   for (i = 0; i < batch->request_count; ++i) {
     const mfsdp_xfer *x = &batch->xfers[batch->parts[i].xfer];
-    if (x->peer == peer && batch->requests[i] != MPI_REQUEST_NULL) waits |= x->is_send ? 2 : 1;
+    if (x->peer == peer && batch->requests[i] != MPI_REQUEST_NULL)
+      waits |= x->is_send ? MFSDP__MPI_TO_RECEIVE : MFSDP__MPI_TO_SEND;
   }
   return waits;
 }
 
+MFSDP_API void mfsdp__mpi_batch_cancel(mfsdp__mpi_batch *batch) {
+  int i;
+  for (i = 0; i < batch->request_count; ++i)
+    if (batch->requests[i] != MPI_REQUEST_NULL && !batch->xfers[batch->parts[i].xfer].is_send)
+      (void)MPI_Cancel(&batch->requests[i]);
+}
+
+MFSDP_API int mfsdp__mpi_batch_still_open(mfsdp__mpi_batch *batch) {
+  int i, open = 0;
+  for (i = 0; i < batch->request_count; ++i) {
+    int flag = 1;
+    if (batch->requests[i] != MPI_REQUEST_NULL)
+      (void)MPI_Test(&batch->requests[i], &flag, MPI_STATUS_IGNORE);
+    open += !flag;
+  }
+  return open;
+}
+
+MFSDP_API const mfsdp__mpi_work *mfsdp__mpi_transfers(void) {
+  static const mfsdp__mpi_work work = {mfsdp__mpi_batch_post, mfsdp__mpi_batch_poll,
+                                       mfsdp__mpi_batch_waits_for, mfsdp__mpi_batch_cancel,
+                                       mfsdp__mpi_batch_still_open};
+  return &work;
+}
+
+/* ---- a native collective as a batch ---- */
+
+MFSDP_API mfsdp_status mfsdp__mpi_collective_post(mfsdp__mpi_batch *batch, mfsdp_error *why) {
+  (void)why; /* polling posts */
+  mfsdp__mpi_native_begin(&batch->native, batch->transport->world);
+  batch->open_count = 1;
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__mpi_collective_poll(mfsdp__mpi_batch *batch, int *ended,
+                                                  mfsdp_error *why) {
+  mfsdp__mpi_transport *t = batch->transport;
+  MFSDP_TRY(mfsdp__mpi_native_poll(&batch->native, t->world, &t->tables, ended, why));
+  batch->open_count = !mfsdp__mpi_native_ended(&batch->native);
+  return MFSDP_OK;
+}
+
+MFSDP_API int mfsdp__mpi_collective_waits_for(const mfsdp__mpi_batch *batch, int32_t peer) {
+  return mfsdp__mpi_native_waits_for(&batch->native, batch->transport->world, peer)
+             ? MFSDP__MPI_TO_TAKE_PART
+             : 0;
+}
+
+MFSDP_API void mfsdp__mpi_collective_cancel(mfsdp__mpi_batch *batch) {
+  (void)batch; /* MPI cannot */
+}
+
+MFSDP_API int mfsdp__mpi_collective_still_open(mfsdp__mpi_batch *batch) {
+  return mfsdp__mpi_native_still_open(&batch->native);
+}
+
+MFSDP_API const mfsdp__mpi_work *mfsdp__mpi_collective(void) {
+  static const mfsdp__mpi_work work = {
+      mfsdp__mpi_collective_post, mfsdp__mpi_collective_poll, mfsdp__mpi_collective_waits_for,
+      mfsdp__mpi_collective_cancel, mfsdp__mpi_collective_still_open};
+  return &work;
+}
+
+/* ---- waits that fail ---- */
+
 MFSDP_API const char *mfsdp__mpi_waits_text(int waits) {
-  return waits == 3 ? "send and to receive" : waits == 1 ? "send" : "receive";
+  return waits == MFSDP__MPI_TO_TAKE_PART ? "take part"
+         : waits == MFSDP__MPI_TO_SEND    ? "send"
+         : waits == MFSDP__MPI_TO_RECEIVE ? "receive"
+                                          : "send and to receive";
 }
 
 /* E_PEER if a rank that this one waits for has left, and long enough ago. */
@@ -217,7 +297,7 @@ MFSDP_API mfsdp_status mfsdp__mpi_check_left(const mfsdp__mpi_batch *batch, mfsd
     const int64_t left_us = mfsdp__mpi_left_us(world, r);
     int waits;
     if (left_us == 0 || mfsdp_clock_us() - left_us < MFSDP__MPI_LEFT_GRACE_US) continue;
-    waits = mfsdp__mpi_waits_for(batch, r);
+    waits = batch->work->waits_for(batch, r);
     if (waits != 0)
       return MFSDP_ERROR_SET(
           why, MFSDP_E_PEER, r, "%s: rank %d waits for rank %d to %s, but rank %d has left",
@@ -233,7 +313,7 @@ MFSDP_API int mfsdp__mpi_name_silent(const mfsdp__mpi_batch *batch, int direct, 
   int32_t r;
   int count = 0;
   for (r = 0; r < t->world->world; ++r) {
-    if (t->alive[r] || (mfsdp__mpi_waits_for(batch, r) != 0) != direct) continue;
+    if (t->alive[r] || (batch->work->waits_for(batch, r) != 0) != direct) continue;
     mfsdp__mpi_append(why->message, sizeof(why->message), "; rank %d does not answer", (int)r);
     if (why->culprit < 0) why->culprit = r;
     ++count;
@@ -252,8 +332,12 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_explain(const mfsdp__mpi_batch *batch, i
   (void)MFSDP_ERROR_SET(why, MFSDP_E_TIMEOUT, -1, "%s: rank %d waited %lld ms", batch->label,
                         (int)world->rank, (long long)(waited_us / 1000));
   for (r = 0; r < world->world; ++r) {
-    const int waits = mfsdp__mpi_waits_for(batch, r);
+    const int waits = batch->work->waits_for(batch, r);
     if (waits == 0) continue;
+    if (waits == MFSDP__MPI_TO_TAKE_PART) { /* all of them: nobody knows for whom */
+      mfsdp__mpi_append(why->message, sizeof(why->message), " in a native collective");
+      break;
+    }
     mfsdp__mpi_append(why->message, sizeof(why->message), "%srank %d to %s", separator, (int)r,
                       mfsdp__mpi_waits_text(waits));
     separator = ", ";
@@ -273,7 +357,7 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_progress(mfsdp__mpi_batch *batch, mfsdp_
   int64_t since_us = mfsdp_clock_us(), idle = 0;
   while (batch->open_count > 0) {
     int ended = 0;
-    MFSDP_TRY(mfsdp__mpi_batch_poll(batch, &ended, why));
+    MFSDP_TRY(batch->work->poll(batch, &ended, why));
     if (mfsdp__mpi_poisoned(world)) return MFSDP_E_POISONED;
     if (ended > 0) {
       since_us = mfsdp_clock_us();
@@ -294,21 +378,13 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_progress(mfsdp__mpi_batch *batch, mfsdp_
 MFSDP_API void mfsdp__mpi_batch_abandon(mfsdp__mpi_batch *batch) {
   mfsdp_mpi_world *world = batch->transport->world;
   const int64_t deadline_us = mfsdp_clock_us() + 100000;
-  int i, open;
+  int open;
   mfsdp__mpi_lock(world);
-  for (i = 0; i < batch->request_count; ++i)
-    if (batch->requests[i] != MPI_REQUEST_NULL && !batch->xfers[batch->parts[i].xfer].is_send)
-      (void)MPI_Cancel(&batch->requests[i]);
+  batch->work->cancel(batch);
   mfsdp__mpi_unlock(world);
   do {
-    open = 0;
     mfsdp__mpi_lock(world);
-    for (i = 0; i < batch->request_count; ++i) {
-      int flag = 1;
-      if (batch->requests[i] != MPI_REQUEST_NULL)
-        (void)MPI_Test(&batch->requests[i], &flag, MPI_STATUS_IGNORE);
-      open += !flag;
-    }
+    open = batch->work->still_open(batch);
     mfsdp__mpi_unlock(world);
   } while (open > 0 && mfsdp_clock_us() < deadline_us);
   (void)__atomic_add_fetch(&batch->transport->abandoned, open, __ATOMIC_ACQ_REL);
@@ -347,7 +423,7 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_open(mfsdp__mpi_batch *batch, mfsdp_erro
 
 MFSDP_API mfsdp_status mfsdp__mpi_batch_move(mfsdp__mpi_batch *batch, mfsdp_error *why) {
   mfsdp__mpi_transport *t = batch->transport;
-  mfsdp_status status = mfsdp__mpi_batch_post(batch, why);
+  mfsdp_status status = batch->work->post(batch, why);
   if (status == MFSDP_OK) status = mfsdp__mpi_batch_progress(batch, why);
   if (status != MFSDP_OK && status != MFSDP_E_POISONED) {
     why->rank = t->world->rank;
@@ -461,14 +537,28 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_acquire(mfsdp__mpi_transport *t, mfsdp_c
   return MFSDP_OK;
 }
 
+/* Hands a filled record to the queue. */
+MFSDP_API mfsdp_status mfsdp__mpi_enqueue(mfsdp__mpi_transport *t, mfsdp_context *context,
+                                          mfsdp_queue *queue, mfsdp__mpi_batch *record) {
+  mfsdp_error why;
+  const mfsdp_status status =
+      t->backend->ops->queue_call(t->backend->self, queue, mfsdp__mpi_batch_run, record);
+  if (status == MFSDP_OK)
+    return t->backend->ops->event_record(t->backend->self, queue, record->submitted);
+  mfsdp__mpi_batch_state(record, MFSDP__MPI_FREE);
+  if (!mfsdp__mpi_poisoned(t->world))
+    return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", record->label,
+                      (int)t->world->rank);
+  (void)mfsdp__mpi_first_error(t->world, &why);
+  return mfsdp_context_take_error(context, &why);
+}
+
 /* Allocates only for a batch with more messages than any before it in its place of the ring. */
 MFSDP_API mfsdp_status mfsdp__mpi_submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
                                          const mfsdp_batch *batch) {
   mfsdp__mpi_transport *t = (mfsdp__mpi_transport *)self;
   const char *label;
   mfsdp__mpi_batch *record = NULL;
-  mfsdp_error why;
-  mfsdp_status status;
   if (batch->struct_nbytes != sizeof(*batch))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "mpi transport: batch.struct_nbytes is %zu, needs %zu (use "
@@ -484,17 +574,43 @@ MFSDP_API mfsdp_status mfsdp__mpi_submit(void *self, mfsdp_context *context, mfs
   record->xfer_count = batch->xfer_count;
   record->check = batch->check;
   record->label = label;
+  record->work = mfsdp__mpi_transfers();
   if (batch->xfer_count > 0)
     memcpy(record->xfers, batch->xfers, (size_t)batch->xfer_count * sizeof(*batch->xfers));
-  status = t->backend->ops->queue_call(t->backend->self, queue, mfsdp__mpi_batch_run, record);
-  if (status == MFSDP_OK)
-    return t->backend->ops->event_record(t->backend->self, queue, record->submitted);
-  mfsdp__mpi_batch_state(record, MFSDP__MPI_FREE);
-  if (!mfsdp__mpi_poisoned(t->world))
-    return MFSDP_FAIL(context, status, "%s: the queue of rank %d refused the batch", label,
-                      (int)t->world->rank);
-  (void)mfsdp__mpi_first_error(t->world, &why);
-  return mfsdp_context_take_error(context, &why);
+  return mfsdp__mpi_enqueue(t, context, queue, record);
+}
+
+MFSDP_API mfsdp_status mfsdp__mpi_native_submit(void *self, mfsdp_context *context,
+                                                mfsdp_queue *queue, const mfsdp_native_args *args) {
+  mfsdp__mpi_transport *t = (mfsdp__mpi_transport *)self;
+  mfsdp_batch none = mfsdp_batch_default();
+  mfsdp__mpi_batch *record = NULL;
+  if (mfsdp__mpi_poisoned(t->world)) return mfsdp__mpi_refuse(t->world, context, args->label);
+  MFSDP_TRY(mfsdp__mpi_batch_acquire(t, context, &none, args->label, &record));
+  record->xfer_count = 0;
+  record->check = args->check;
+  record->label = args->label;
+  record->work = mfsdp__mpi_collective();
+  record->native.args = *args;
+  return mfsdp__mpi_enqueue(t, context, queue, record);
+}
+
+/* Any parts of elements that fit in a message. Sums of bf16 and f16 get an MPI operation. */
+MFSDP_API mfsdp_status mfsdp__mpi_native_prepare(void *self, mfsdp_context *context,
+                                                 const mfsdp_native_args *args, int32_t *form) {
+  mfsdp__mpi_transport *t = (mfsdp__mpi_transport *)self;
+  int code = MPI_SUCCESS;
+  if (t->world->desc.message_nbytes < mfsdp_dtype_nbytes(args->dtype))
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: native collectives over MPI move whole elements, of %zu bytes; the "
+                      "world's message_nbytes is %zu",
+                      args->label, mfsdp_dtype_nbytes(args->dtype), t->world->desc.message_nbytes);
+  *form = mfsdp__mpi_native_form(args, t->world->desc.message_nbytes);
+  if (args->kind != MFSDP_NATIVE_REDUCE) return MFSDP_OK;
+  mfsdp__mpi_lock(t->world);
+  code = mfsdp__mpi_native_make_op(&t->tables, args->dtype);
+  mfsdp__mpi_unlock(t->world);
+  return mfsdp__mpi_try(context, code, args->label);
 }
 
 MFSDP_API void mfsdp__mpi_poison(void *self, const mfsdp_error *why) {
@@ -581,6 +697,7 @@ MFSDP_API void mfsdp__mpi_transport_free(mfsdp_context *context, mfsdp__mpi_tran
   }
   if (t->batches != NULL) mfsdp__mpi_free_xfers(context, t);
   mfsdp_table_free(context, t->batches, batch_count, sizeof(mfsdp__mpi_batch));
+  mfsdp__mpi_native_tables_free(context, &t->tables, t->world->world);
   mfsdp_table_free(context, t->alive, (size_t)t->world->world, sizeof(uint8_t));
   mfsdp_table_free(context, t, 1, sizeof(*t));
 }
@@ -620,7 +737,8 @@ MFSDP_API const mfsdp_transport_ops *mfsdp__mpi_transport_ops(void) {
                                           mfsdp__mpi_destroy,
                                           NULL,
                                           NULL,
-                                          NULL,
+                                          mfsdp__mpi_native_submit,
+                                          mfsdp__mpi_native_prepare,
                                           NULL};
   return &ops;
 }
@@ -635,6 +753,7 @@ MFSDP_API mfsdp_status mfsdp__mpi_transport_fill(mfsdp_context *context, mfsdp__
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)t->world->world, sizeof(uint8_t),
                               "mpi transport: answers", &table));
   t->alive = (uint8_t *)table;
+  MFSDP_TRY(mfsdp__mpi_native_tables_alloc(context, &t->tables, t->world->world));
   if (mfsdp_mutex_init(&t->mutex) != MFSDP_OK)
     return MFSDP_FAIL(context, MFSDP_E_MEMORY, "mpi transport: the system refused a mutex");
   t->mutex_ready = 1;

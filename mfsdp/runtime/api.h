@@ -99,9 +99,10 @@ typedef struct mfsdp_runtime_desc {
       state_space; /* of masters and optimizer state: DEVICE, or PINNED or HOST (offload): then
                                * the step brings them to the device one tensor at a time */
   size_t max_slot_nbytes; /* > 0: E_ARGUMENT if a unit's parameters or gradients need more */
-  /* DIRECT, RING, HIERARCHICAL or AUTO (collective.h). Gathers have the same bits by all of them;
+  /* An algorithm of collective.h. Gathers have the same bits by all of them;
    * sums are in rank order, and so independent of the world, by DIRECT alone. */
   mfsdp_algorithm gather_algorithm, reduce_algorithm;
+  int32_t narrow_sums;  /* 1: NATIVE may reduce on a 16-bit wire, where sums are rounded */
   mfsdp_wire_cost wire; /* read by AUTO, which chooses for each unit */
   size_t chunk_nbytes;  /* see mfsdp_coll_desc: bounds the staging memory */
   /* E_UNSUPPORTED so far unless 0: */

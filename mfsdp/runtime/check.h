@@ -22,10 +22,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context,
                                                       const mfsdp_runtime_desc *desc,
                                                       const char *field,
                                                       mfsdp_algorithm algorithm) {
-  if (algorithm >= MFSDP_DIRECT && algorithm <= MFSDP_HIERARCHICAL) return MFSDP_OK;
-  if (algorithm == MFSDP_NATIVE)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s native is not in this version",
-                      field);
+  if (algorithm >= MFSDP_DIRECT && algorithm <= MFSDP_NATIVE) return MFSDP_OK;
   if (algorithm == MFSDP_ALGORITHM_AUTO && mfsdp_wire_cost_valid(&desc->wire)) return MFSDP_OK;
   if (algorithm == MFSDP_ALGORITHM_AUTO)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -171,6 +168,13 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
                         "has %s (direct takes it)",
                         mfsdp_algorithm_name(desc->reduce_algorithm), param->name,
                         mfsdp_dtype_name(param->wire));
+    if (desc->reduce_algorithm == MFSDP_NATIVE && param->wire != MFSDP_F32 &&
+        param->role != MFSDP_ROLE_FROZEN && !desc->narrow_sums)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: reduce_algorithm native adds in the wire dtype, which is %s of "
+                        "%.80s: sums would be rounded (set narrow_sums to allow it; direct adds in "
+                        "fp32)",
+                        mfsdp_dtype_name(param->wire), param->name);
     MFSDP_TRY(mfsdp__runtime_check_sums(context, desc, plan, i));
     if (param->role == MFSDP_ROLE_FROZEN || mfsdp_plan_param_owner(plan, i) != i) continue;
     MFSDP_TRY(mfsdp_optimizer_route_check(context, desc->optimizer, param->name, param->role,
@@ -201,6 +205,12 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: groups[%d] has a replica_control but no replica", (int)index);
   MFSDP_TRY(mfsdp_transport_check(context, group->transport));
+  if ((desc->gather_algorithm == MFSDP_NATIVE || desc->reduce_algorithm == MFSDP_NATIVE) &&
+      !MFSDP_HAS(group->transport->ops, native))
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "runtime: %s_algorithm native: the transport of groups[%d] has no native "
+                      "collectives",
+                      desc->gather_algorithm == MFSDP_NATIVE ? "gather" : "reduce", (int)index);
   if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
   MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
   if (mfsdp_plan_world(group->plan) != group->transport->world)

@@ -80,6 +80,7 @@ MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc) {
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->missing);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->gather_algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->reduce_algorithm);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->narrow_sums);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->wire.latency_ns);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->wire.ns_per_mib);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->wire.between_latency_ns);

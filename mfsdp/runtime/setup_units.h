@@ -118,6 +118,7 @@ MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index,
   desc.kind = gather ? MFSDP_COLL_GATHER : MFSDP_COLL_REDUCE;
   desc.algorithm = gather ? rt->desc->gather_algorithm : rt->desc->reduce_algorithm;
   desc.wire = rt->desc->wire;
+  desc.narrow_sums = rt->desc->narrow_sums;
   desc.traffic = gather ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
   desc.layout = &layout;
   desc.transport = group->transport;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -128,7 +129,7 @@ TEST(TransportThreadsTest, TheTransportIsComplete) {
     EXPECT_EQ(rank.transport.backend, rank.backend);
     EXPECT_NE(rank.transport.node_of_rank, nodes) << "the caller's array must not be kept";
     EXPECT_EQ(std::memcmp(rank.transport.node_of_rank, nodes, sizeof(nodes)), 0);
-    EXPECT_FALSE(MFSDP_HAS(rank.transport.ops, native));
+    EXPECT_TRUE(MFSDP_HAS(rank.transport.ops, native));
     EXPECT_FALSE(MFSDP_HAS(rank.transport.ops, split));
     return rank.transport.ops->poll(rank.transport.self, &rank.context);
   });
@@ -705,6 +706,144 @@ TEST(TransportThreadsTest, NobodyReadsABufferOfAFailedBatch) {
     EXPECT_EQ(std::memcmp(in.data(), in.data() + 1, in.size() - 1), 0)
         << "attempt " << attempt << ": the copy has seen what came after the batch";
   }
+}
+
+/* ---- native collectives: what tests/collective_test.cpp does not see, their failures ---- */
+
+/* One of `kind` with a part of `each` floats for every rank; buffers have room for all of them. */
+mfsdp_status run_native(Rank &rank, mfsdp_native_kind kind, std::vector<float> *full,
+                        std::vector<float> *sum, int64_t each) {
+  std::vector<mfsdp_native_part> parts(static_cast<std::size_t>(rank.world));
+  mfsdp_native_args args;
+  std::memset(&args, 0, sizeof(args));
+  for (int32_t r = 0; r < rank.world; ++r)
+    parts[static_cast<std::size_t>(r)] = {r * each, 0, each, r};
+  args.struct_nbytes = sizeof(args);
+  args.kind = kind;
+  args.dtype = MFSDP_F32;
+  args.parts = parts.data();
+  args.part_count = rank.world;
+  args.src = full->data();
+  args.dst = kind == MFSDP_NATIVE_GATHER ? full->data() : sum->data();
+  args.label = "step 9";
+  MFSDP_TRY(
+      rank.transport.ops->native_prepare(rank.transport.self, &rank.context, &args, &args.form));
+  MFSDP_TRY(mfsdp_transport_native(&rank.context, &rank.transport, rank.queue, &args));
+  return rank.finish();
+}
+
+const mfsdp_native_kind kNativeKinds[] = {MFSDP_NATIVE_GATHER, MFSDP_NATIVE_REDUCE};
+
+/* Rank 1 leaves (or stalls) before the second of two; before that all is well. */
+RanksResult native_without_rank_1(mfsdp_native_kind kind, bool leaves, int64_t deadline_us) {
+  RanksOptions options(4);
+  options.world.deadline_us = deadline_us;
+  return run_ranks(options, [=](Rank &rank) {
+    std::vector<float> full(400, 1.0f), sum(100);
+    MFSDP_TRY(run_native(rank, kind, &full, &sum, 100));
+    const int64_t start_us = mfsdp_clock_us();
+    if (rank.rank == 1) {
+      if (leaves) return MFSDP_OK;
+      mfsdp_clock_sleep_until(start_us + 3 * kShortUs);
+      return rank.transport.ops->poll(rank.transport.self, &rank.context);
+    }
+    const mfsdp_status status = run_native(rank, kind, &full, &sum, 100);
+    EXPECT_LT(mfsdp_clock_us() - start_us, kShortUs + kSlackUs);
+    return status;
+  });
+}
+
+TEST(TransportThreadsTest, ARankThatLeavesANativeCollectiveIsNoticedAtOnce) {
+  for (mfsdp_native_kind kind : kNativeKinds) {
+    const RanksResult result = native_without_rank_1(kind, true, 20 * 1000000);
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_EQ(result[1].status, MFSDP_OK);
+    for (std::size_t r = 0; r < 4; r += r == 0 ? 2 : 1) {
+      EXPECT_EQ(result[r].status, MFSDP_E_PEER) << result.text();
+      EXPECT_EQ(result[r].error.culprit, 1);
+      expect_part(result[r].error.message, "waits for rank 1 to take part, but rank 1 has left");
+    }
+  }
+}
+
+TEST(TransportThreadsTest, ARankThatStallsANativeCollectiveIsNamedAtTheDeadline) {
+  for (mfsdp_native_kind kind : kNativeKinds) {
+    const RanksResult result = native_without_rank_1(kind, false, kShortUs);
+    EXPECT_TRUE(result.clean()) << result.text();
+    for (std::size_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(result[r].status, MFSDP_E_TIMEOUT) << result.text();
+      EXPECT_EQ(result[r].error.culprit, 1);
+      expect_part(result[r].error.message, "step 9: rank ");
+      expect_part(result[r].error.message, " ms for rank 1 to take part; rank 1 does not answer");
+    }
+  }
+}
+
+/* Transfers that wait for a rank which waits in a native collective name who is missing there. */
+TEST(TransportThreadsTest, TimeOutLooksThroughANativeCollective) {
+  const RanksResult result = run_ranks(short_deadline(3), [](Rank &rank) {
+    std::vector<float> full(300), sum(100);
+    char byte = 0;
+    if (rank.rank == 0) return run_batch(rank, {receive_from(1, &byte, 1)}, "behind");
+    if (rank.rank == 1) {
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + 100000); /* so that rank 0's time is up first */
+      return run_native(rank, MFSDP_NATIVE_GATHER, &full, &sum, 100);
+    }
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + 3 * kShortUs);
+    return rank.transport.ops->poll(rank.transport.self, &rank.context);
+  });
+  for (std::size_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(result[r].status, MFSDP_E_TIMEOUT) << result.text();
+    EXPECT_EQ(result[r].error.culprit, 2) << result.text();
+    expect_part(result[r].error.message, "rank 2 does not answer");
+  }
+}
+
+/* As NobodyReadsABufferOfAFailedBatch: poison comes while peers read, and what this rank writes into
+ * its buffer after its call has returned they must not see. */
+TEST(TransportThreadsTest, NobodyReadsABufferOfAFailedNativeCollective) {
+  const int64_t each = 1 << 20; /* 4 MiB a part: some ms */
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const mfsdp_native_kind kind = kNativeKinds[attempt % 2];
+    std::vector<std::vector<float>> fulls(3), sums(3);
+    const RanksResult result = run_ranks(RanksOptions(3), [&](Rank &rank) {
+      const auto own = static_cast<std::size_t>(rank.rank);
+      fulls[own].assign(static_cast<std::size_t>(3 * each), 1.0f);
+      sums[own].assign(static_cast<std::size_t>(each), 0.0f);
+      MFSDP_TRY(rank.barrier());
+      if (rank.rank == 2) {
+        std::thread late([&rank, attempt] {
+          mfsdp_clock_sleep_until(mfsdp_clock_us() + 300 + attempt * 700);
+          rank.transport.ops->poison(rank.transport.self, nullptr);
+        });
+        const mfsdp_status status = run_native(rank, kind, &fulls[own], &sums[own], each);
+        fulls[own].assign(fulls[own].size(), 2.0f);
+        late.join();
+        return status;
+      }
+      return run_native(rank, kind, &fulls[own], &sums[own], each);
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    for (std::size_t r = 0; r < 2; ++r) {
+      for (float value : fulls[r])
+        ASSERT_EQ(value, 1.0f);
+      for (float value : sums[r])
+        ASSERT_TRUE(value == 0.0f || value == 1.0f || value == 2.0f || value == 3.0f) << value;
+    }
+  }
+}
+
+/* A world's links are what is tried there, and native collectives would not go over them. */
+TEST(TransportThreadsTest, NativeCollectivesDoNotPassBySlowLinks) {
+  RanksOptions options(2);
+  options.world.latency_us = 10;
+  const RanksResult result = run_ranks(options, [](Rank &rank) {
+    std::vector<float> full(200), sum(100);
+    EXPECT_EQ(run_native(rank, MFSDP_NATIVE_GATHER, &full, &sum, 100), MFSDP_E_UNSUPPORTED);
+    expect_part(rank.context.error.message, "copy past this world's artificial links");
+    return rank.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
 }
 
 /* ---- one queue, life cycle ---- */

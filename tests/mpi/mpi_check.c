@@ -12,6 +12,7 @@
  * tests/cli/mpi.sh runs them and reads what they say.
  */
 #include "mfsdp/collective.h"
+#include "mfsdp/dtype.h"
 #include "mfsdp/host/backend_host.h"
 #include "mfsdp/mpi/transport_mpi.h"
 
@@ -195,65 +196,147 @@ static void check_stream(peer *p) {
     expect(p, in[i] == before * 1000 + i, "a message came out of order");
 }
 
-/* Integers in fp32: every sum is exact, whatever the layout. */
-static void check_collective(peer *p, int owners, mfsdp_algorithm algorithm) {
-  enum { COUNT = 12000 };
-  static float full[COUNT], grad[COUNT], shard[COUNT + 256];
-  mfsdp_extent extents[64];
+/* ---- collectives: every algorithm, dtype and layout, with sums that are exact in all of them ---- */
+
+enum { MOST_EXTENTS = 256, MOST_ELEMENTS = 16384 };
+
+typedef struct uneven {
+  mfsdp_extent extents[MOST_EXTENTS];
+  int64_t segment[64]; /* elements, of each rank */
   mfsdp_layout layout;
-  mfsdp_coll_desc desc = mfsdp_coll_desc_default();
-  mfsdp_coll *gather = NULL, *reduce = NULL;
-  const int64_t each = COUNT / owners;
-  int64_t own_first = 0, own_count = 0, i, wrong = 0;
-  void *workspace;
-  int e;
-  for (e = 0; e < owners; ++e) {
-    extents[e].owner = e % p->size;
-    extents[e].unit_offset = e * each;
-    extents[e].count = extents[e].payload_count = e == owners - 1 ? COUNT - e * each : each;
-    extents[e].shard_offset = 0;
-    if (extents[e].owner == p->rank) own_first = e * each, own_count = extents[e].count;
+} uneven;
+
+static void add_extent(uneven *u, int32_t owner, int64_t count, int64_t gap) {
+  mfsdp_extent *e = &u->extents[u->layout.extent_count++];
+  e->owner = owner;
+  e->count = e->payload_count = count;
+  e->unit_offset = u->layout.full_count + gap;
+  e->shard_offset = u->segment[owner];
+  u->segment[owner] += count;
+  u->layout.full_count += gap + count;
+}
+
+/* Even; empty owners; several extents for each owner, odd, with gaps, in reverse; nothing; one owner
+ * of everything, each rank in turn. 0 after the last. */
+static int make_uneven(uneven *u, int which, int32_t size) {
+  int32_t i;
+  memset(u, 0, sizeof(*u));
+  u->layout.struct_nbytes = sizeof(u->layout);
+  u->layout.extents = u->extents;
+  u->layout.world = size;
+  for (i = 0; i < size && which == 0; ++i)
+    add_extent(u, i, 600, 0);
+  for (i = 0; i < size && which == 1; i += 2)
+    add_extent(u, i, 128 * (i + 1), 0);
+  for (i = 0; i < 3 * size + 1 && which == 2; ++i)
+    add_extent(u, (i * 5 + 1) % size, 37 * (i % 4) + 1, i % 3 == 0 ? 9 : 0);
+  for (i = 0; i < u->layout.extent_count / 2 && which == 2; ++i) {
+    const mfsdp_extent e = u->extents[i];
+    u->extents[i] = u->extents[u->layout.extent_count - 1 - i];
+    u->extents[u->layout.extent_count - 1 - i] = e;
   }
-  memset(&layout, 0, sizeof(layout));
-  layout.struct_nbytes = sizeof(layout);
-  layout.extents = extents;
-  layout.extent_count = owners;
-  layout.world = p->size;
-  layout.dtype = MFSDP_F32;
-  layout.full_count = COUNT;
-  desc.layout = &layout;
+  if (which >= 4 && which < 4 + size) add_extent(u, which - 4, 2100, 0);
+  return which < 4 + size;
+}
+
+/* The sum over 64 ranks fits in the 8 bits of bf16. */
+static double term(int32_t rank, int64_t i) {
+  return (double)((rank * 7 + i * 5) % 7 - 3);
+}
+
+static mfsdp_coll *make_coll(peer *p, uneven *u, mfsdp_coll_kind kind, mfsdp_algorithm algorithm,
+                             mfsdp_dtype dtype) {
+  mfsdp_coll_desc desc = mfsdp_coll_desc_default();
+  mfsdp_coll *coll = NULL;
+  u->layout.dtype = dtype;
+  desc.kind = kind;
+  desc.layout = &u->layout;
   desc.transport = &p->transport;
-  desc.chunk_nbytes = 4096; /* several messages: a buffer that is reused too soon shows */
+  desc.chunk_nbytes = 1024; /* several messages: a buffer that is reused too soon shows */
   desc.algorithm = algorithm;
-  desc.kind = MFSDP_COLL_GATHER;
-  desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
-  expect(p, mfsdp_coll_create(&p->context, &desc, &gather) == MFSDP_OK, "gather create");
-  desc.kind = MFSDP_COLL_REDUCE;
-  desc.traffic = MFSDP_TRAFFIC_REDUCE;
-  expect(p, mfsdp_coll_create(&p->context, &desc, &reduce) == MFSDP_OK, "reduce create");
-  if (gather == NULL || reduce == NULL) return;
-  workspace = malloc(reduce->workspace_nbytes + 1);
-  for (i = 0; i < COUNT; ++i)
-    grad[i] = (float)((p->rank + 1) * (i % 97));
-  memset(shard, 0, sizeof(shard));
-  expect(p,
-         mfsdp_reduce(&p->context, reduce, p->queue, grad, shard, 1, workspace) == MFSDP_OK &&
-             finish(p) == MFSDP_OK,
-         "reduce");
-  for (i = 0; i < own_count; ++i)
-    wrong += shard[i] != (float)(((own_first + i) % 97) * p->size * (p->size + 1) / 2);
-  expect(p, wrong == 0, "a sum is wrong");
+  desc.narrow_sums = 1;
+  desc.traffic = kind == MFSDP_COLL_GATHER ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
+  expect(p, mfsdp_coll_create(&p->context, &desc, &coll) == MFSDP_OK, "create");
+  return coll;
+}
+
+/* From a segment of its own, or, where it fits, in place. */
+static void check_gather(peer *p, uneven *u, mfsdp_algorithm algorithm, mfsdp_dtype dtype,
+                         int in_place) {
+  static double full[MOST_ELEMENTS], apart[MOST_ELEMENTS];
+  mfsdp_coll *coll = make_coll(p, u, MFSDP_COLL_GATHER, algorithm, dtype);
+  unsigned char *shard = (unsigned char *)apart, owned[MOST_ELEMENTS];
+  int64_t i, wrong = 0;
+  int32_t e;
+  if (coll == NULL) return;
   memset(full, 0xff, sizeof(full));
+  memset(owned, 0, sizeof(owned));
+  for (e = 0; e < u->layout.extent_count && in_place; ++e)
+    if (u->extents[e].owner == p->rank)
+      shard = (unsigned char *)full + (size_t)u->extents[e].unit_offset * mfsdp_dtype_nbytes(dtype);
+  for (e = 0; e < u->layout.extent_count; ++e)
+    for (i = 0; i < u->extents[e].count; ++i) {
+      const mfsdp_extent *x = &u->extents[e];
+      owned[x->unit_offset + i] = 1;
+      if (x->owner == p->rank)
+        mfsdp_element_set(shard, dtype, x->shard_offset + i, term(3, x->unit_offset + i));
+    }
   expect(p,
-         mfsdp_gather(&p->context, gather, p->queue, shard, full) == MFSDP_OK &&
+         mfsdp_gather(&p->context, coll, p->queue, shard, full) == MFSDP_OK &&
              finish(p) == MFSDP_OK,
          "gather");
-  for (i = 0; i < COUNT; ++i)
-    wrong += full[i] != (float)((i % 97) * p->size * (p->size + 1) / 2);
+  for (i = 0; i < u->layout.full_count; ++i) {
+    const double got = mfsdp_element_get(full, dtype, i);
+    wrong += owned[i] ? !(got == term(3, i)) : got == got; /* NaN: nobody's, left alone */
+  }
   expect(p, wrong == 0, "a gathered element is wrong");
-  mfsdp_coll_destroy(&p->context, reduce);
-  mfsdp_coll_destroy(&p->context, gather);
+  mfsdp_coll_destroy(&p->context, coll);
+}
+
+/* Twice: the second sum is added to the first. */
+static void check_reduce(peer *p, uneven *u, mfsdp_algorithm algorithm, mfsdp_dtype dtype) {
+  static double grad[MOST_ELEMENTS];
+  static float sum[MOST_ELEMENTS];
+  mfsdp_coll *coll = make_coll(p, u, MFSDP_COLL_REDUCE, algorithm, dtype);
+  void *workspace;
+  int64_t i, wrong = 0;
+  int32_t e, r;
+  int round;
+  if (coll == NULL) return;
+  workspace = malloc(mfsdp_coll_workspace_nbytes(coll) + 1);
+  memset(sum, 0xff, sizeof(sum));
+  for (i = 0; i < u->layout.full_count; ++i)
+    mfsdp_element_set(grad, dtype, i, term(p->rank, i));
+  for (round = 0; round < 2; ++round)
+    expect(p,
+           mfsdp_reduce(&p->context, coll, p->queue, grad, sum, round == 0, workspace) ==
+                   MFSDP_OK &&
+               finish(p) == MFSDP_OK,
+           "reduce");
+  for (e = 0; e < u->layout.extent_count; ++e)
+    for (i = 0; i < u->extents[e].count && u->extents[e].owner == p->rank; ++i) {
+      double want = 0.0;
+      for (r = 0; r < p->size; ++r)
+        want += 2.0 * term(r, u->extents[e].unit_offset + i);
+      wrong += !((double)sum[u->extents[e].shard_offset + i] == want);
+    }
+  expect(p, wrong == 0, "a sum is wrong");
+  mfsdp_coll_destroy(&p->context, coll);
   free(workspace);
+}
+
+static void check_collectives(peer *p) {
+  static const mfsdp_dtype dtypes[4] = {MFSDP_F32, MFSDP_BF16, MFSDP_F16, MFSDP_F64};
+  static uneven u;
+  int which, algorithm, d;
+  for (which = 0; make_uneven(&u, which, p->size); ++which)
+    for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_NATIVE; ++algorithm) {
+      const int any = algorithm == MFSDP_DIRECT || algorithm == MFSDP_NATIVE;
+      for (d = 0; d < 4; ++d)
+        check_gather(p, &u, (mfsdp_algorithm)algorithm, dtypes[d], which != 2 && d % 2);
+      for (d = 0; d < (any ? 3 : 1); ++d)
+        check_reduce(p, &u, (mfsdp_algorithm)algorithm, dtypes[d]);
+    }
 }
 
 static void check_bad_input(peer *p) {
@@ -297,12 +380,15 @@ static void check_bad_input(peer *p) {
 static void run_whole(int worker) {
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
   int32_t failures = 0, all = 0;
+  const size_t longest = desc.message_nbytes;
   peer p;
-  int again, algorithm;
-  desc.message_nbytes = 1000;
-  for (again = 0; again < 2;
-       ++again) { /* a second world in the same process: nothing is left over */
-    const mfsdp_status opened = open_peer(&p, &desc, worker);
+  int again;
+  /* A second world in the same process: nothing is left over. The first cuts what is longer than
+   * 1000 bytes, so that its native collectives go extent by extent. */
+  for (again = 0; again < 2; ++again) {
+    mfsdp_status opened;
+    desc.message_nbytes = again ? longest : 1000;
+    opened = open_peer(&p, &desc, worker);
     expect(&p, opened == MFSDP_OK, "open");
     if (opened != MFSDP_OK) break;
     check_allgather(&p);
@@ -311,11 +397,7 @@ static void run_whole(int worker) {
     check_transfers(&p, 0);
     check_transfers(&p, 77);
     check_stream(&p);
-    for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_HIERARCHICAL; ++algorithm) {
-      check_collective(&p, p.size, (mfsdp_algorithm)algorithm);
-      check_collective(&p, 1, (mfsdp_algorithm)algorithm);
-      check_collective(&p, p.size > 2 ? p.size - 1 : p.size, (mfsdp_algorithm)algorithm);
-    }
+    check_collectives(&p);
     failures += p.failures;
     p.failures = 0;
     expect(&p, close_peer(&p) == MFSDP_OK, "close");
@@ -352,6 +434,34 @@ static mfsdp_status ring(peer *p, size_t nbytes, uint64_t check) {
   return finish(p);
 }
 
+/* The same with native gathers of one part for each rank. */
+static mfsdp_status natives(peer *p, uint64_t check) {
+  enum { EACH = 250 };
+  static float full[64 * EACH];
+  static mfsdp_native_part parts[64];
+  mfsdp_native_args args;
+  int32_t r;
+  memset(&args, 0, sizeof(args));
+  args.struct_nbytes = sizeof(args);
+  args.kind = MFSDP_NATIVE_GATHER;
+  args.dtype = MFSDP_F32;
+  args.parts = parts;
+  args.part_count = p->size;
+  args.dst = full;
+  args.traffic = MFSDP_TRAFFIC_MATERIALIZE;
+  args.check = check;
+  args.label = "ring";
+  for (r = 0; r < p->size; ++r) {
+    parts[r].owner = r;
+    parts[r].count = EACH;
+    parts[r].unit_offset = r * EACH;
+  }
+  MFSDP_TRY(p->transport.ops->native_prepare(p->transport.self, &p->context, &args, &args.form));
+  for (r = 0; r < p->size; ++r)
+    MFSDP_TRY(mfsdp_transport_native(&p->context, &p->transport, p->queue, &args));
+  return finish(p);
+}
+
 static mfsdp_status fail_as(peer *p, const char *how) {
   const int culprit = p->rank == 1;
   if (strstr(how, "-kill") != NULL && culprit) (void)raise(SIGKILL);
@@ -370,6 +480,8 @@ static mfsdp_status fail_as(peer *p, const char *how) {
     p->transport.ops->poison(p->transport.self, &why);
     return p->transport.ops->poll(p->transport.self, &p->context);
   }
+  if (strstr(how, "-native") != NULL)
+    return natives(p, strstr(how, "-check") == NULL ? 0 : culprit ? 2 : 1);
   if (strstr(how, "-length") != NULL) return ring(p, culprit ? 2000 : 1000, 0);
   if (strstr(how, "-check") != NULL) return ring(p, 1000, culprit ? 2 : 1);
   if (strstr(how, "-control") != NULL) return allgather(p, NULL, 0, NULL);

@@ -84,12 +84,8 @@ std::vector<Rule> option_rules() {
        [](Parts *p) { p->desc->step_in_backward = 1; }},
       {"verdict_lag", MFSDP_E_UNSUPPORTED, "verdict_lag above 0",
        [](Parts *p) { p->desc->verdict_lag = 1; }},
-      {"gather_algorithm", MFSDP_E_UNSUPPORTED, "gather_algorithm native is not in this version",
-       [](Parts *p) { p->desc->gather_algorithm = MFSDP_NATIVE; }},
       {"auto_without_costs", MFSDP_E_ARGUMENT, "reduce_algorithm auto needs desc.wire",
        [](Parts *p) { p->desc->reduce_algorithm = MFSDP_ALGORITHM_AUTO; }},
-      {"reduce_algorithm", MFSDP_E_UNSUPPORTED, "reduce_algorithm native is not in this version",
-       [](Parts *p) { p->desc->reduce_algorithm = MFSDP_NATIVE; }},
       {"no_algorithm", MFSDP_E_ARGUMENT, "reduce_algorithm is 0, needs an mfsdp_algorithm",
        [](Parts *p) { p->desc->reduce_algorithm = static_cast<mfsdp_algorithm>(0); }},
   };
@@ -140,6 +136,19 @@ std::vector<Rule> object_rules() {
       {"transport_op", MFSDP_E_ARGUMENT, "needs submit, poll, poison and destroy",
        [](Parts *p) {
          p->transport_ops.poison = nullptr;
+         p->group->transport = &p->transport;
+       }},
+      {"gather_algorithm", MFSDP_E_UNSUPPORTED,
+       "gather_algorithm native: the transport of groups[0] has no native collectives",
+       [](Parts *p) {
+         p->desc->gather_algorithm = MFSDP_NATIVE;
+         p->transport_ops.native = nullptr;
+         p->group->transport = &p->transport;
+       }},
+      {"reduce_algorithm", MFSDP_E_UNSUPPORTED, "reduce_algorithm native: the transport of",
+       [](Parts *p) {
+         p->desc->reduce_algorithm = MFSDP_NATIVE;
+         p->transport_ops.native = nullptr;
          p->group->transport = &p->transport;
        }},
       {"transport_rank", MFSDP_E_ARGUMENT, "transport: rank is 1, needs 0 to 0",
@@ -294,6 +303,37 @@ TEST(Rules, OtherDtypesAreNotInThisVersion) {
     });
     EXPECT_TRUE(result.ok()) << result.text();
   }
+}
+
+/* Sums that would be rounded on their way are refused, but for NATIVE if the caller takes them. */
+TEST(Rules, NarrowSums) {
+  Job job = test::mixed_job();
+  test::set_dtypes(&job.model, 1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  const test::RanksResult result = test::run_ranks(test::RanksOptions(2), [&](Rank &rank) {
+    for (mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE})
+      for (int32_t narrow_sums : {0, 1}) {
+        Trainer t(&rank, &job, 1);
+        MFSDP_TRY(t.make_plan());
+        const mfsdp_status status =
+            t.make_runtime([&](mfsdp_runtime_desc *desc, mfsdp_group *, mfsdp_optimizer_desc *,
+                               mfsdp_hyper_group *) {
+              desc->reduce_algorithm = algorithm;
+              desc->narrow_sums = narrow_sums;
+            });
+        if (algorithm == MFSDP_NATIVE && narrow_sums == 1) {
+          MFSDP_TRY(status);
+          MFSDP_TRY(
+              mfsdp_runtime_init(t.runtime, Trainer::init, const_cast<ref::Model *>(&job.model)));
+          MFSDP_TRY(t.step(0));
+          MFSDP_TRY(t.destroy());
+          continue;
+        }
+        must_fail(rank, status, MFSDP_E_UNSUPPORTED,
+                  std::string("reduce_algorithm ") + mfsdp_algorithm_name(algorithm));
+      }
+    return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
 }
 
 /* Every rule that one rank of three breaks alone: told to all at once, and all may try again. */
@@ -462,6 +502,8 @@ TEST(Agreement, EveryOption) {
       [](Job *j) { j->options.groups[0].match_rms = true; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->prefetch_depth = 1; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->reduce_depth = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->narrow_sums = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->gather_algorithm = MFSDP_NATIVE; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->reshard_after_forward = 0; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->local_accumulation = 1; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->weighted = 1; }; },

@@ -656,9 +656,9 @@ TEST(BadGroups, OnOneRank) {
          (*g)[1].replica_control = (*g)[1].control;
        },
        MFSDP_E_ARGUMENT},
-      {"gather_algorithm native is not in this version",
+      {"verdict_lag above 0 is not in this version",
        [](mfsdp_runtime_desc *desc, Groups *, std::vector<mfsdp_hyper_group> *) {
-         desc->gather_algorithm = MFSDP_NATIVE;
+         desc->verdict_lag = 1;
        },
        MFSDP_E_UNSUPPORTED},
   };

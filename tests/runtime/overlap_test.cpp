@@ -32,7 +32,8 @@ public:
                                             destroy,
                                             nullptr,
                                             nullptr,
-                                            nullptr,
+                                            native,
+                                            native_prepare,
                                             nullptr};
     table_.ops = &ops;
     table_.self = this;
@@ -73,6 +74,14 @@ private:
       MFSDP_TRY(backend->ops->queue_call(backend->self, queue, late, &t->delays_.back()));
     }
     return t->inner_.ops->submit(t->inner_.self, context, queue, batch);
+  }
+  static mfsdp_status native(void *self, mfsdp_context *context, mfsdp_queue *queue,
+                             const mfsdp_native_args *args) {
+    return of(self)->inner_.ops->native(of(self)->inner_.self, context, queue, args);
+  }
+  static mfsdp_status native_prepare(void *self, mfsdp_context *context,
+                                     const mfsdp_native_args *args, int32_t *form) {
+    return of(self)->inner_.ops->native_prepare(of(self)->inner_.self, context, args, form);
   }
   static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
     return of(self)->inner_.ops->reserve(of(self)->inner_.self, context, count);
@@ -184,11 +193,11 @@ TEST(Overlap, EveryDepthEqualsTheOracle) {
     }
 }
 
-/* RING and HIERARCHICAL copy parameters as DIRECT does: with sums by DIRECT the oracle's bits stay. */
+/* The other algorithms copy parameters as DIRECT does: with sums by DIRECT the oracle's bits stay. */
 TEST(Overlap, EveryGatherAlgorithmEqualsTheOracle) {
   Job job = worker_job(test::mixed_job());
   const test::Expected expected(job, 8, 2);
-  for (const mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL}) {
+  for (const mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE}) {
     job.tune = [algorithm](mfsdp_runtime_desc *desc) { desc->gather_algorithm = algorithm; };
     for (const Depths &d : {Depths{0, 0, 1, false}, Depths{2, 1, 1, false}})
       EXPECT_EQ(trains(job, d, 4, 2, expected, 0), "");
@@ -198,7 +207,8 @@ TEST(Overlap, EveryGatherAlgorithmEqualsTheOracle) {
 /* Their sums are exact where numbers are: here they only must end, agree on every rank (the verdict
  * says so) and need the workspace that was predicted. */
 TEST(Overlap, EveryReduceAlgorithmTrains) {
-  for (const mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_ALGORITHM_AUTO})
+  for (const mfsdp_algorithm algorithm :
+       {MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO})
     for (const int32_t world : {1, 2, 5}) {
       Job job = worker_job(test::mixed_job());
       job.tune = [algorithm](mfsdp_runtime_desc *desc) {

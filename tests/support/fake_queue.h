@@ -787,6 +787,7 @@ public:
                                                       nullptr,
                                                       nullptr,
                                                       nullptr,
+                                                      nullptr,
                                                       nullptr};
     static const mfsdp_control_ops control_ops = {sizeof(mfsdp_control_ops), "fake", allgather,
                                                   probe, now_us, nullptr};

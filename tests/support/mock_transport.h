@@ -143,6 +143,7 @@ private:
                                               &RecordingTransport::buffer_register,
                                               &RecordingTransport::buffer_deregister,
                                               nullptr,
+                                              nullptr,
                                               nullptr};
     return &table;
   }
