@@ -465,6 +465,9 @@ int main(int argc, char **argv) {
   action.sa_flags = (int)SA_RESETHAND; /* a second Ctrl-C ends the program at once */
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
+  /* At a limit of the file size (ulimit -f) a write fails with its message instead of ending us. */
+  action.sa_handler = SIG_IGN;
+  (void)sigaction(SIGXFSZ, &action, NULL);
   if (status == GPT_OK && mfsdp_context_init(&context, &desc) != MFSDP_OK)
     status = run_failed(&error, mfsdp_context_error(&context)->message);
   if (status == GPT_OK) status = open_job(&job, &context, &error);

@@ -200,6 +200,18 @@ failed=$(
 )
 [ -z "$failed" ] || check '16 GiB of activations in 4 GB: each of 40 runs fails' "$failed" 40
 
+# ---- a limit of the file size: a message and a status, not death by a signal ----
+{
+  (
+    ulimit -f 1 || exit 9
+    # shellcheck disable=SC2086
+    exec $program $small --steps 200 --ranks 2 --loss-csv "$work/large.csv" 2>&1 >/dev/null
+  )
+  echo $? >"$work/status"
+} | cat >"$work/err" # a pipe: the limit would hold for a file
+check 'a file over the limit: status' "$(cat "$work/status")" 1
+check 'a file over the limit: the last line names it' "$(tail -n 1 "$work/err" | grep -c 'large.csv')" 1
+
 # ---- Ctrl-C: all ranks end after the same step, with a result ----
 # shellcheck disable=SC2086
 $program $small --ranks 4 --steps 1000000 --prefetch 1 --trace "$work/stopped.json" >"$work/out" 2>"$work/err" &
