@@ -203,9 +203,9 @@ failed=$(
 # ---- a limit of the file size: a message and a status, not death by a signal ----
 {
   (
-    ulimit -f 1 || exit 9
+    ulimit -f 1 || exit 9 # and some parents ignore the signal: then it would prove nothing
     # shellcheck disable=SC2086
-    exec $program $small --steps 200 --ranks 2 --loss-csv "$work/large.csv" 2>&1 >/dev/null
+    exec env --default-signal=XFSZ $program $small --steps 200 --ranks 2 --loss-csv "$work/large.csv" 2>&1 >/dev/null
   )
   echo $? >"$work/status"
 } | cat >"$work/err" # a pipe: the limit would hold for a file
