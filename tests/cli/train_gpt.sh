@@ -205,12 +205,12 @@ failed=$(
   (
     ulimit -f 1 || exit 9 # and some parents ignore the signal: then it would prove nothing
     # shellcheck disable=SC2086
-    exec env --default-signal=XFSZ $program $small --steps 200 --ranks 2 --loss-csv "$work/large.csv" 2>&1 >/dev/null
+    exec env --default-signal=XFSZ $program $small --ranks 2 --loss-svg "$work/large.svg" 2>&1 >/dev/null
   )
   echo $? >"$work/status"
 } | cat >"$work/err" # a pipe: the limit would hold for a file
 check 'a file over the limit: status' "$(cat "$work/status")" 1
-check 'a file over the limit: the last line names it' "$(tail -n 1 "$work/err" | grep -c 'large.csv')" 1
+check 'a file over the limit: the last line names it' "$(tail -n 1 "$work/err" | grep -c 'large.svg')" 1
 
 # ---- Ctrl-C: all ranks end after the same step, with a result ----
 # shellcheck disable=SC2086
