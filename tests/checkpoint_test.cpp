@@ -767,25 +767,30 @@ TEST(Checkpoint, MissingAndUnexpectedAreNamed) {
   EXPECT_EQ(load_other(muon, adamw, [](Saver &s) { s.how.weights_only = 1; }), "");
 }
 
-/* A conversion takes the masters where there are some: nothing is rounded twice. */
+/* A conversion takes the masters where there are some: nothing is rounded twice. In the other
+ * direction they come from the weights. */
 TEST(Checkpoint, ConversionKeepsTheMasters) {
   const Job small = small_job();
   Job half = small;
   test::set_dtypes(&half.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
-  ModelDisk disk;
-  ASSERT_EQ(train_and_save(half, 2, 1, &disk), "");
-  const Found saved = look(half, &disk); /* exports masters */
-  const test::RanksResult result = test::run_ranks(test::ranks_of(small, 2), [&](Rank &rank) {
-    Saver s(&rank, &small, 1, &disk);
-    uint64_t hash = 0;
-    s.how.convert = 1;
-    MFSDP_TRY(s.create());
-    MFSDP_TRY(s.load());
-    MFSDP_TRY(s.trainer.hash(&hash));
-    require(hash == saved.hash, "other parameters");
-    return s.destroy();
-  });
-  EXPECT_TRUE(result.ok()) << result.text();
+  for (const bool widens : {true, false}) {
+    const Job &from = widens ? half : small, &into = widens ? small : half;
+    ModelDisk disk;
+    ASSERT_EQ(train_and_save(from, 2, 1, &disk), "");
+    const Found saved = look(from, &disk); /* exports masters */
+    const test::RanksResult result = test::run_ranks(test::ranks_of(into, 2), [&](Rank &rank) {
+      Saver s(&rank, &into, 1, &disk);
+      uint64_t hash = 0;
+      s.how.convert = 1;
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.load());
+      MFSDP_TRY(s.trainer.hash(&hash));
+      require(hash == saved.hash, "other parameters");
+      require(s.loaded.dtype_count == small.model.count(), "dtype_count");
+      return s.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
 }
 
 /* What another tool leaves: one file, no index, no state. */
@@ -1083,6 +1088,28 @@ TEST(Groups, OnlyTheFirstReplicaWrites) {
     return s.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* In the background, while the next step runs. */
+TEST(Groups, TheSameBytesInTheBackground) {
+  const GroupsJob job = layout({{0, 1}, {2, 3}}, {{0}, {2}}, {{3}, {1}});
+  ModelDisk plain, later;
+  ASSERT_EQ(groups_train_and_save(job, 1, &plain), "");
+  const test::RanksResult result = test::run_groups(job, [&](Rank &rank, Links &links) {
+    GroupsSaver s(&rank, &links, &job, 2, &later);
+    mfsdp_posix_background thread;
+    const mfsdp_background background = mfsdp_background_posix(&thread);
+    const mfsdp_safetensors_pair mine = {"mine", "1"};
+    s.desc.background = &background;
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.trainer.step(0));
+    MFSDP_TRY(mfsdp_checkpoint_save_begin(s.checkpoint, &mine, 1));
+    MFSDP_TRY(s.trainer.step(1));
+    MFSDP_TRY(mfsdp_checkpoint_wait(s.checkpoint));
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+  EXPECT_EQ(plain.files(), later.files());
 }
 
 TEST(Groups, ANameInTwoInstances) {

@@ -201,8 +201,8 @@ MFSDP_API mfsdp_status mfsdp__ck_alloc(mfsdp_runtime *rt, mfsdp_checkpoint **out
  * With one group there is no communication. With several it is collective, between two steps, since
  * a rank learns here of groups that it is not part of; all ranks return the same then, and a rank
  * that cannot even say that it failed poisons the runtime.
- * E_ARGUMENT: the description; two groups have a parameter of one name. E_UNSUPPORTED: more than
- * ten kinds of optimizer state; E_OVERFLOW, E_MEMORY; with several groups E_MISMATCH, E_TIMEOUT,
+ * E_ARGUMENT: the description; two groups have a parameter of one name. E_UNSUPPORTED: more kinds
+ * of optimizer state than MFSDP__CK_MAX_SETS - 2; E_OVERFLOW, E_MEMORY; with several groups E_MISMATCH, E_TIMEOUT,
  * E_PEER. *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_create(mfsdp_runtime *rt, const mfsdp_checkpoint_desc *desc,
