@@ -15,6 +15,7 @@
  *   muon.h, adamw.h     update one tensor
  *   shampoo.h, soap.h   update one matrix, by a backend with eigenvectors
  *   optimizer.h         route many local tensors
+ *   schedule.h          learning-rate schedules, as a function of the step
  *   collective.h        owner-segment gather and reduce over your transport
  *   runtime.h           units, steps, verdicts: all of the above in a training loop
  *   safetensors.h       headers of safetensors files and their index, read and written
@@ -58,6 +59,7 @@
 #include "mfsdp/random.h"
 #include "mfsdp/runtime.h"
 #include "mfsdp/safetensors.h"
+#include "mfsdp/schedule.h"
 #include "mfsdp/shampoo.h"
 #include "mfsdp/shard.h"
 #include "mfsdp/simulate.h"

@@ -66,13 +66,6 @@ static double now_seconds(void *user) {
   return (double)mfsdp_clock_us() * 1e-6;
 }
 
-/* Warm-up over the first twentieth of the steps, at least ten, then linear decay to a tenth. */
-static double schedule(int64_t step, int64_t steps) {
-  const double warm = fmax(floor((double)steps / 20.0) + 1.0, 10.0), done = (double)step + 1.0;
-  if (done < warm) return done / warm;
-  return 1.0 - 0.9 * (done - warm) / ((double)steps + 1.0 - warm);
-}
-
 /* One step of one rank: micro-batches forward and backward, then the update. */
 static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verdict) {
   const gpt_job *job = rank->job;
@@ -82,7 +75,6 @@ static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verd
   int32_t unit;
   desc.micro_batch_count = (int32_t)o->micro_batches;
   desc.grad_weight = 1.0 / ((double)o->ranks * (double)o->micro_batches);
-  desc.lr_factor = schedule(step, o->steps);
   MFSDP_TRY(mfsdp_step_begin(rank->runtime, &desc));
   for (i = 0; i < o->micro_batches; ++i) {
     const int64_t block = gpt_checkpoint_block(rank, step, i);

@@ -45,9 +45,10 @@ precondition: BASE backend
 shampoo: BASE dtype cost backend precondition
 soap: BASE dtype cost backend precondition
 optimizer: BASE dtype cost plan shard backend newton_schulz muon adamw shampoo soap
-runtime: BASE random dtype cost plan shard backend transport collective optimizer
+runtime: BASE random dtype cost plan shard backend transport collective optimizer schedule
 safetensors: BASE dtype
 io: BASE
+schedule: BASE
 background: BASE
 checkpoint: BASE dtype io background plan shard backend transport optimizer runtime safetensors
 launch: BASE

@@ -219,11 +219,24 @@ static int check_optimizer(const gpt_options *o, gpt_error *error) {
   return GPT_OK;
 }
 
+static int check_schedule(const gpt_options *o, gpt_error *error) {
+  const int decays_late = o->schedule == GPT_SCHEDULE_WSD || o->schedule == GPT_SCHEDULE_WSD_SQRT;
+  if (o->given[GPT_OPTION_decay_steps] && !decays_late)
+    return gpt_fail(error, "--decay-steps is read by --schedule wsd and wsd-sqrt only");
+  if (o->given[GPT_OPTION_final_lr] && o->schedule == GPT_SCHEDULE_CONSTANT)
+    return gpt_fail(error, "--final-lr: --schedule constant does not decay");
+  if (o->decay_steps == 0 || o->decay_steps > o->steps)
+    return gpt_fail(error, "--decay-steps is %lld, needs 1 to --steps (%lld), or -1",
+                    (long long)o->decay_steps, (long long)o->steps);
+  return GPT_OK;
+}
+
 static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_optimizer(o, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (check_schedule(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (!o->checkpoint && (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] ||
                          o->async_save || o->resume))
     return gpt_fail(error,

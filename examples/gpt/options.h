@@ -62,6 +62,14 @@ extern "C" {
     "step size of Muon; Shampoo and SOAP have 0.003 unless it is given")                         \
   X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                       \
     "step size of AdamW: the other parameters, or all with --optimizer adamw")                   \
+  X(CHOICE, schedule, "schedule", "linear", 0, 0, "constant|linear|cosine|wsd|wsd-sqrt",         \
+    "how all step sizes change over the steps, after the warm-up")                               \
+  X(INTEGER, warmup, "warmup", "-1", -1, 1000000000, "N",                                        \
+    "steps until the full step size; -1: a twentieth of --steps, at least 10")                   \
+  X(INTEGER, decay_steps, "decay-steps", "-1", -1, 1000000000, "N",                              \
+    "the last steps, in which wsd decays; -1: a fifth of --steps")                               \
+  X(REAL, final_lr, "final-lr", "0.1", 0, 1, "F",                                                \
+    "what is left of the step sizes after the last step")                                        \
   X(REAL, clip, "clip", "1", 0, 1e30, "NORM", "gradient norm limit; 0 is off")                   \
   X(FLAG, tied, "tied", "0", 0, 0, "", "the head shares the token embedding")                    \
   X(INTEGER, seed, "seed", "1", 0, 1e15, "N", "seed of initial values and sample order")         \
@@ -111,6 +119,14 @@ enum {
 };
 enum { GPT_PRESET_TORCH = 0, GPT_PRESET_JORDAN, GPT_PRESET_MOONLIGHT, GPT_PRESET_DION };
 enum { GPT_COEFFICIENTS_PRESET = 0 }; /* then the sets in the order of MFSDP_NS_SETS */
+/* mfsdp_schedule_kind less one. */
+enum {
+  GPT_SCHEDULE_CONSTANT = 0,
+  GPT_SCHEDULE_LINEAR,
+  GPT_SCHEDULE_COSINE,
+  GPT_SCHEDULE_WSD,
+  GPT_SCHEDULE_WSD_SQRT
+};
 enum { GPT_DTYPE_F32 = 0, GPT_DTYPE_BF16, GPT_DTYPE_F16 };
 enum {
   GPT_PLANNER_ROUND_ROBIN = 0,

@@ -62,6 +62,18 @@ mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group) {
   return hyper;
 }
 
+mfsdp_schedule gpt_schedule(const gpt_options *o) {
+  const int64_t fifth = o->steps / 5 > 0 ? o->steps / 5 : 1;
+  const int64_t twentieth = o->steps / 20 + 1 > 10 ? o->steps / 20 + 1 : 10;
+  mfsdp_schedule schedule = mfsdp_schedule_default();
+  schedule.kind = (mfsdp_schedule_kind)(o->schedule + 1);
+  schedule.warmup_steps = o->warmup >= 0 ? o->warmup : twentieth;
+  schedule.total_steps = o->steps;
+  schedule.decay_steps = o->decay_steps >= 0 ? o->decay_steps : fifth;
+  schedule.final_factor = o->final_lr;
+  return schedule;
+}
+
 mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan) {
   static const mfsdp_planner planners[] = {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY,
                                            MFSDP_PLANNER_SCOPE_GREEDY, MFSDP_PLANNER_COST_AWARE,
@@ -133,6 +145,7 @@ static mfsdp_status create_runtime(gpt_rank *rank) {
   desc.optimizer = &optimizer;
   desc.max_micro_batches = (int32_t)rank->job->options.micro_batches;
   desc.clip_norm = rank->job->options.clip;
+  desc.schedule = gpt_schedule(&rank->job->options);
   desc.gather_algorithm = desc.reduce_algorithm = algorithms[rank->job->options.collective];
   desc.wire = wire;
   desc.prefetch_depth = (int32_t)rank->job->options.prefetch;

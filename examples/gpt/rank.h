@@ -91,6 +91,9 @@ mfsdp_status gpt_rank_params_hash(gpt_rank *rank, uint64_t *hash);
 
 /* Optimizer of a hyperparameter group (GPT_GROUP_*) under these options. */
 mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group);
+/* The schedule of these options: by default warm-up over a twentieth of the steps, at least ten, then
+ * linear decay to a tenth. */
+mfsdp_schedule gpt_schedule(const gpt_options *options);
 /* A plan of the model for `ranks`, by the planner that the options name. */
 mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan);
 

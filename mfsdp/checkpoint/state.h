@@ -12,7 +12,7 @@
 #include "folder.h"
 
 #define MFSDP__CK_FORMAT "matrixfsdp 1"
-#define MFSDP__CK_STATE_PAIRS 7  /* without those of the groups */
+#define MFSDP__CK_STATE_PAIRS 12 /* without those of the groups */
 #define MFSDP__CK_GROUP_PAIRS 14 /* at most, of each group */
 #define MFSDP__CK_TEXT_NBYTES 48 /* of a key or a value of ours */
 
@@ -116,6 +116,14 @@ MFSDP_API void mfsdp__ck_put_progress(mfsdp__ck_state *state, const mfsdp_progre
   mfsdp__ck_put_bits(state, "loss_scale_bits", bits);
 }
 
+MFSDP_API void mfsdp__ck_put_schedule(mfsdp__ck_state *state, const mfsdp_schedule *schedule) {
+  mfsdp__ck_put_text(state, "schedule.kind", mfsdp_schedule_kind_name(schedule->kind));
+  mfsdp__ck_put_i64(state, "schedule.warmup_steps", schedule->warmup_steps);
+  mfsdp__ck_put_i64(state, "schedule.total_steps", schedule->total_steps);
+  mfsdp__ck_put_i64(state, "schedule.decay_steps", schedule->decay_steps);
+  mfsdp__ck_put_f64(state, "schedule.final_factor", schedule->final_factor);
+}
+
 /* The caller's strings last, by reference. A key of ours among them is refused by the format. */
 MFSDP_API mfsdp_status mfsdp__ck_state_make(mfsdp_checkpoint *ck, const mfsdp_progress *progress,
                                             const mfsdp_safetensors_pair *strings,
@@ -131,6 +139,7 @@ MFSDP_API mfsdp_status mfsdp__ck_state_make(mfsdp_checkpoint *ck, const mfsdp_pr
   state->pairs = (mfsdp_safetensors_pair *)state->memory;
   state->texts = (char(*)[MFSDP__CK_TEXT_NBYTES])(void *)(state->pairs + state->capacity);
   mfsdp__ck_put_progress(state, progress);
+  mfsdp__ck_put_schedule(state, mfsdp_runtime_schedule(ck->rt));
   for (g = 0; g < optimizer->group_count; ++g)
     mfsdp__ck_put_group(state, g, &optimizer->groups[g]);
   for (i = 0; i < string_count; ++i)

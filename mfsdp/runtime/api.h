@@ -9,6 +9,7 @@
 
 #include "../collective.h"
 #include "../optimizer.h"
+#include "../schedule.h"
 
 typedef struct mfsdp_runtime mfsdp_runtime;
 
@@ -94,6 +95,7 @@ typedef struct mfsdp_runtime_desc {
   int32_t weighted;           /* 1: the mean is over weights (mfsdp_step_weight) */
   double clip_norm;           /* > 0: global-norm clipping; 0: off */
   mfsdp_missing missing;
+  mfsdp_schedule schedule; /* multiplies every group's own lr, by the number of attempted steps */
   mfsdp_loss_scale loss_scale;
   mfsdp_space
       state_space; /* of masters and optimizer state: DEVICE, or PINNED or HOST (offload): then
@@ -110,7 +112,7 @@ typedef struct mfsdp_runtime_desc {
 } mfsdp_runtime_desc;
 
 /* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches,
- * no clipping, SKIP, no loss scaling, everything on the device, DIRECT. */
+ * no clipping, SKIP, a constant rate, no loss scaling, everything on the device, DIRECT. */
 MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   mfsdp_runtime_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -120,6 +122,7 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   desc.reshard_after_forward = 1;
   desc.max_micro_batches = 64;
   desc.missing = MFSDP_MISSING_SKIP;
+  desc.schedule = mfsdp_schedule_default();
   desc.loss_scale.growth = 2.0;
   desc.loss_scale.backoff = 0.5;
   desc.loss_scale.largest = 4294967296.0; /* 2^32 */
@@ -158,7 +161,7 @@ typedef struct mfsdp_step_desc {
       grad_weight; /* what the summed gradient is multiplied with: 1 / (ranks * micro-batches) for a
                        * mean over equal sample blocks; 1 with `weighted`, which divides by the
                        * weights */
-  double lr_factor; /* the schedule: multiplies each group's own lr */
+  double lr_factor; /* multiplies each group's own lr on top of the runtime's schedule */
 } mfsdp_step_desc;
 
 /* One micro-batch, weights of 1. */
@@ -183,6 +186,7 @@ typedef struct mfsdp_verdict {
   double value_mean; /* mean of mfsdp_step_value over all sample blocks; NaN if some are missing */
   double weight_sum; /* of all sample blocks; 0 unless desc.weighted */
   double loss_scale; /* that this step's gradients carried */
+  double lr_factor;  /* what every group's own lr was multiplied with: schedule times lr_factor */
   int32_t
       skipped;  /* 1: the gradient, summed or scaled, was not finite in fp32, or the weights' sum is
                  * 0: nothing was updated */

@@ -98,6 +98,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
         "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
         (int)desc->group_count);
   MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
+  MFSDP_TRY(mfsdp_schedule_check(context, &desc->schedule));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));
   MFSDP_TRY(mfsdp_backend_check(context, desc->backend));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc->optimizer));

@@ -232,6 +232,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_create(mfsdp_context *context, const mfsdp_
   rt->holds_sums = desc->local_accumulation != 0;
   rt->state_space = desc->state_space;
   rt->scaling = desc->loss_scale;
+  rt->schedule = desc->schedule;
   rt->hyper_count = desc->optimizer->group_count;
   rt->loss_scale = desc->loss_scale.initial > 0.0 ? desc->loss_scale.initial : 1.0;
   rt->failure = mfsdp_error_none();

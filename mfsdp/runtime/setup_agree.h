@@ -58,6 +58,14 @@ MFSDP_API uint64_t mfsdp__hash_hyper_group(uint64_t hash, const mfsdp_hyper_grou
   return hash;
 }
 
+MFSDP_API uint64_t mfsdp__hash_schedule(uint64_t hash, const mfsdp_schedule *schedule) {
+  hash = mfsdp_hash_u64(hash, (uint64_t)schedule->kind);
+  hash = mfsdp_hash_u64(hash, (uint64_t)schedule->warmup_steps);
+  hash = mfsdp_hash_u64(hash, (uint64_t)schedule->total_steps);
+  hash = mfsdp_hash_u64(hash, (uint64_t)schedule->decay_steps);
+  return mfsdp__hash_f64(hash, schedule->final_factor);
+}
+
 /* Every option that must be equal on all ranks. */
 MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc) {
   uint64_t hash = MFSDP_HASH_SEED;
@@ -78,6 +86,7 @@ MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc) {
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->max_micro_batches);
   hash = mfsdp__hash_f64(hash, desc->clip_norm);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->missing);
+  hash = mfsdp__hash_schedule(hash, &desc->schedule);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->gather_algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->reduce_algorithm);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->narrow_sums);

@@ -40,6 +40,7 @@ MFSDP_API mfsdp_status mfsdp__step_harvest(mfsdp_runtime *rt) {
   v->value_mean = record->value_mean;
   v->weight_sum = record->weight_sum;
   v->loss_scale = rt->loss_scale;
+  v->lr_factor = rt->lr_factor;
   v->skipped = record->skip != 0;
   v->stop = record->stop != 0;
   rt->skipped_steps += v->skipped;
@@ -91,6 +92,8 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   MFSDP_TRY(mfsdp__step_check(rt, desc));
   MFSDP_TRY(mfsdp__step_harvest(rt));
+  MFSDP_TRY(mfsdp_schedule_factor(rt->context, &rt->schedule, rt->step_index, &rt->lr_factor));
+  rt->lr_factor *= desc->lr_factor;
   rt->step = *desc;
   rt->micro_batch_count = desc->micro_batch_count;
   rt->value_count = rt->weight_count = 0;
@@ -143,6 +146,11 @@ MFSDP_API mfsdp_status mfsdp_step_weight(mfsdp_runtime *rt, double weight) {
 /* What the trainer multiplies its loss gradient with in this step; 1 without loss scaling. */
 MFSDP_API double mfsdp_runtime_loss_scale(const mfsdp_runtime *rt) {
   return rt->loss_scale;
+}
+
+/* The schedule that steps follow. */
+MFSDP_API const mfsdp_schedule *mfsdp_runtime_schedule(const mfsdp_runtime *rt) {
+  return &rt->schedule;
 }
 
 MFSDP_API mfsdp_status mfsdp__step_may_end(mfsdp_runtime *rt) {
@@ -223,7 +231,7 @@ MFSDP_API mfsdp_status mfsdp__step_message(mfsdp_runtime *rt) {
 MFSDP_API mfsdp_status mfsdp__step_fold(mfsdp_runtime *rt) {
   mfsdp_verdict_args args = rt->verdict.fold;
   args.value_count = rt->micro_batch_count * rt->verdict.ranks;
-  args.lr_factor = rt->step.lr_factor;
+  args.lr_factor = rt->lr_factor;
   args.grad_scale = rt->step.grad_weight;
   args.loss_scale = rt->loss_scale;
   MFSDP_TRY(rt->backend->ops->verdict_fold(rt->backend->self, rt->compute, &args));

@@ -134,6 +134,7 @@ struct mfsdp_runtime {
   int32_t holds_sums;         /* 1: micro-batches add up in the slot, the last one is reduced */
   mfsdp_space state_space;    /* of the masters */
   mfsdp_loss_scale scaling;
+  mfsdp_schedule schedule;
   mfsdp_event *compute_done; /* last point of `compute` that `communication` waits for */
   mfsdp_event *reduced;      /* last point of `communication` that `compute` waits for */
   mfsdp_event *verdict_ready, *step_done;
@@ -145,6 +146,7 @@ struct mfsdp_runtime {
   mfsdp_step_desc step;
   int64_t step_index, skipped_steps;
   double loss_scale;
+  double lr_factor; /* of the open step, or the last one */
   int64_t steps_since_skip;
   mfsdp_verdict last_verdict;
   mfsdp_error failure; /* the first error that left ranks apart; MFSDP_OK while sound */

@@ -64,6 +64,18 @@ else
   echo 'skip checkpoint: plain Python (no python3)'
 fi
 
+# ---- a schedule goes on where it was, and another one is said ----
+train 4 "$work/wsd" --save-every 4 --schedule wsd --warmup 2 --decay-steps 3 --final-lr 0
+whole=$(figures)
+rm -rf "$work/wsd/step-6" && echo step-4 >"$work/wsd/latest"
+cp -R "$work/wsd" "$work/wsd2"
+train 2 "$work/wsd" --resume --schedule wsd --warmup 2 --decay-steps 3 --final-lr 0
+check 'wsd, resumed: hash and losses' "$(figures)" "$whole"
+check 'wsd, resumed: no note' "$(grep -c '^note' "$work/err")" 0
+train 2 "$work/wsd2" --resume --schedule constant --warmup 2
+check 'another schedule is said' "$(grep '^note' "$work/err")" \
+  "note: the schedule of step-4 was: wsd, warm-up 2, 6 steps to 0, decay in the last 3; this run's is: constant, warm-up 2"
+
 # ---- keep-last ----
 train 2 "$work/keep" --save-every 1 --keep-last 2
 check 'keep-last 2' "$(cd "$work/keep" && echo ./*)" './latest ./lock ./step-5 ./step-6'

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "examples/gpt/options.h"
 #include "mfsdp/muon.h"
+#include "mfsdp/schedule.h"
 
 #include "tests/examples/gpt_test.h"
 
@@ -205,6 +206,28 @@ TEST(GptOptions, ShampooAndSoap) {
   EXPECT_ERROR("--optimizer soap: not in this build", "--data", "t", "--optimizer", "soap");
   EXPECT_ERROR("--optimizer shampoo: not in this build", "--data", "t", "--optimizer", "shampoo");
 #endif
+}
+
+TEST(GptOptions, Schedules) {
+  for (int kind = MFSDP_SCHEDULE_NONE + 1; kind < MFSDP_SCHEDULE_END; ++kind)
+    EXPECT_EQ(Parse({"--data", "t", "--schedule",
+                     mfsdp_schedule_kind_name(static_cast<mfsdp_schedule_kind>(kind))})
+                  .options.schedule,
+              kind - 1);
+  const Parsed p = Parse({"--data", "t"});
+  EXPECT_EQ(p.options.schedule, GPT_SCHEDULE_LINEAR);
+  EXPECT_EQ(p.options.warmup, -1);
+  EXPECT_EQ(p.options.decay_steps, -1);
+  EXPECT_EQ(p.options.final_lr, 0.1);
+  EXPECT_EQ(Parse({"--data", "t", "--schedule", "wsd", "--decay-steps", "300"}).status, GPT_OK);
+  EXPECT_ERROR("--decay-steps is read by --schedule wsd", "--data", "t", "--decay-steps", "3");
+  EXPECT_ERROR("--final-lr: --schedule constant does not decay", "--data", "t", "--schedule",
+               "constant", "--final-lr", "0.5");
+  EXPECT_ERROR("--decay-steps is 301, needs 1 to --steps (300)", "--data", "t", "--schedule", "wsd",
+               "--decay-steps", "301");
+  EXPECT_ERROR("--decay-steps is 0, needs", "--data", "t", "--schedule", "wsd", "--decay-steps=0");
+  EXPECT_ERROR("--warmup is '-2'", "--data", "t", "--warmup", "-2");
+  EXPECT_ERROR("--final-lr is '1.5'", "--data", "t", "--final-lr", "1.5");
 }
 
 TEST(GptOptions, TransportIsWhatTheBuildHas) {

@@ -59,6 +59,8 @@ std::vector<Rule> option_rules() {
        [](Parts *p) { p->desc->clip_norm = 1e31; }},
       {"missing", MFSDP_E_ARGUMENT, "unknown missing policy 0",
        [](Parts *p) { p->desc->missing = static_cast<mfsdp_missing>(0); }},
+      {"schedule", MFSDP_E_ARGUMENT, "schedule: warmup_steps is -1",
+       [](Parts *p) { p->desc->schedule.warmup_steps = -1; }},
       {"chunk", MFSDP_E_ARGUMENT, "chunk_nbytes is 1023, needs at least 1024",
        [](Parts *p) { p->desc->chunk_nbytes = 1023; }},
       {"replica_control", MFSDP_E_ARGUMENT, "control: needs allgather",
@@ -500,6 +502,16 @@ TEST(Agreement, EveryOption) {
       [](Job *j) { j->options.groups[0].nesterov_weight = 1.0; },
       [](Job *j) { j->options.groups[0].nesterov = false; },
       [](Job *j) { j->options.groups[0].match_rms = true; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->schedule.warmup_steps = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->schedule.total_steps = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->schedule.decay_steps = 1; }; },
+      [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->schedule.final_factor = 0.5; }; },
+      [](Job *j) {
+        j->tune = [](mfsdp_runtime_desc *d) {
+          d->schedule.kind = MFSDP_SCHEDULE_LINEAR;
+          d->schedule.total_steps = 9;
+        };
+      },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->prefetch_depth = 1; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->reduce_depth = 1; }; },
       [](Job *j) { j->tune = [](mfsdp_runtime_desc *d) { d->narrow_sums = 1; }; },

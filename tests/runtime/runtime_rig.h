@@ -45,6 +45,7 @@ struct Job {
   std::size_t chunk_nbytes = 4096; /* several rounds for most units */
   int32_t debug_poison = 0, debug_check = 0;
   std::function<void(mfsdp_runtime_desc *)> tune; /* other options, set before create */
+  std::function<double(int64_t step)> schedule;   /* what desc.schedule, set by tune, must give */
   /* What a rank's backward is about to touch, at once or in its queue (race detection). */
   std::function<void(int32_t rank, const void *weight, std::size_t weight_nbytes, void *grad,
                      std::size_t grad_nbytes)>
@@ -210,7 +211,9 @@ public:
     ref::Oracle oracle(job.model, job.options, job.math, job.script);
     for (int64_t s = 0; s < steps; ++s) {
       After after;
-      after.verdict = oracle.step(step_desc(blocks, s));
+      ref::OracleStep desc = step_desc(blocks, s);
+      if (job.schedule) desc.lr_factor *= job.schedule(s);
+      after.verdict = oracle.step(desc);
       for (int32_t i = 0; i < job.model.count(); ++i) {
         after.weights.push_back(oracle.weight(i));
         after.state0.push_back(oracle.state(i, "exp_avg"));
