@@ -70,7 +70,12 @@ std::vector<Matrix> matrices_of(const std::vector<mfsdp_param> &list, int32_t i)
       break;
     }
     case MFSDP_VIEW_BATCH:
-      sizes.assign(static_cast<std::size_t>(p.shape[0]), {p.shape[1], p.shape[2]});
+      for (int64_t e = 0; e < p.shape[0]; ++e)
+        if (p.part_rows == nullptr)
+          sizes.push_back({p.shape[1], p.shape[2]});
+        else
+          for (int32_t k = 0; k < p.part_count; ++k)
+            sizes.push_back({p.part_rows[k], p.shape[2]});
       break;
     case MFSDP_VIEW_ROWS:
       for (int32_t k = 0; k < p.part_count; ++k)

@@ -434,6 +434,8 @@ TEST(Faults, GroupsKeepTheirOwnRatesAndDecay) {
   job.options.groups[3] = job.options.groups[0];
   job.options.groups[3].weight_decay = 0.0;
   job.options.groups[3].lr = 0.001;
+  job.options.groups[2].beta1 = 0.5;
+  job.options.groups[3].momentum = 0.5;
   for (int32_t g = 0; g < 4; ++g)
     job.model.tensors.push_back(ref::matrix("m" + std::to_string(g), 0, 8, 8, g));
   expect_equal(job, {{4, 1}, {1, 4}});
@@ -447,6 +449,79 @@ TEST(Faults, GroupsKeepTheirOwnRatesAndDecay) {
     ref::synthetic_init(job.model.seed, g, 0, 64, start.data());
     const bool unchanged = expected.after(0).weights[static_cast<std::size_t>(g)] == start;
     EXPECT_EQ(unchanged, g >= 2);
+  }
+}
+
+/* ---- views: the loop over the parts, bit for bit ---- */
+
+/* A projection as models have them, and the parts that its optimizer must see. */
+struct ViewCase {
+  ref::Tensor tensor;
+  std::vector<std::pair<int64_t, int64_t>> parts; /* rows, cols, in the order of the elements */
+};
+
+std::vector<ViewCase> view_cases() {
+  const int64_t head = 6;
+  return {
+      /* Four query heads over two key and value heads: 24, 12 and 12 rows; as one matrix each, as
+       * a matrix of each head, as one of each group's queries. */
+      {ref::split_rows("qkv", 0, {4 * head, 2 * head, 2 * head}, 20),
+       {{24, 20}, {12, 20}, {12, 20}}},
+      {ref::split_heads("qkv.heads", 0, 8 * head, 20, 8),
+       {{6, 20}, {6, 20}, {6, 20}, {6, 20}, {6, 20}, {6, 20}, {6, 20}, {6, 20}}},
+      {ref::split_rows("qkv.groups", 1, {2 * head, 2 * head, head, head, head, head}, 20),
+       {{12, 20}, {12, 20}, {6, 20}, {6, 20}, {6, 20}, {6, 20}}},
+      /* Stored group by group: its queries, its key, its value, and the next group. */
+      {ref::split_rows("qkv.interleaved", 1, {12, 6, 6, 12, 6, 6}, 20),
+       {{12, 20}, {6, 20}, {6, 20}, {12, 20}, {6, 20}, {6, 20}}},
+      /* Blocks of several sizes inside each of three heads (a part with positions, one without, a
+       * value), one of them empty in the last. */
+      {ref::split_rows("kv.blocks", 1, {5, 3, 8, 5, 3, 8, 5, 0, 8}, 14),
+       {{5, 14}, {3, 14}, {8, 14}, {5, 14}, {3, 14}, {8, 14}, {5, 14}, {8, 14}}},
+      {ref::split_rows("gate_up", 2, {40, 40}, 16), {{40, 16}, {40, 16}}},
+      {ref::split_rows("gate_up.unequal", 2, {40, 24, 1}, 16), {{40, 16}, {24, 16}, {1, 16}}},
+      {ref::conv("conv", 2, 8, 3, 3), {{8, 27}}}, /* (8, 3, 3, 3) */
+      {ref::experts("experts", 3, 3, 10, 30), {{10, 30}, {10, 30}, {10, 30}}},
+      {ref::split_experts("experts.gate_up", 3, 2, {12, 0, 8}, 18),
+       {{12, 18}, {8, 18}, {12, 18}, {8, 18}}},
+  };
+}
+
+/* Every part as a tensor of its own. Its values are the same if it has the same elements, so the
+ * parts take theirs from the whole. */
+TEST(Views, EqualTheLoopOverParts) {
+  Job job;
+  uint64_t matrices = 0;
+  for (const ViewCase &c : view_cases()) {
+    int64_t first = 0;
+    std::size_t k = 0;
+    ASSERT_EQ(c.tensor.matrices.size(), c.parts.size()) << c.tensor.name;
+    for (const ref::MatrixOf &m : c.tensor.matrices) {
+      EXPECT_EQ(m.first, first) << c.tensor.name;
+      EXPECT_EQ(m.rows, c.parts[k].first) << c.tensor.name;
+      EXPECT_EQ(m.cols, c.parts[k].second) << c.tensor.name;
+      first += m.rows * m.cols;
+      ++k;
+    }
+    EXPECT_EQ(first, c.tensor.numel()) << c.tensor.name;
+    job.model.tensors.push_back(c.tensor);
+    matrices += c.parts.size();
+  }
+  expect_equal(job, {{1, 3}, {3, 1}}); /* the oracle's update is that loop */
+  EXPECT_EQ(newton_schulz_calls(job, 3, 1, 2), 2 * matrices);
+}
+
+/* And the oracle's loop does differ from one matrix of the whole tensor: the test could fail. */
+TEST(Views, PartsAreNotTheWhole) {
+  for (const ViewCase &c : view_cases()) {
+    Job parts, whole;
+    ref::Tensor one = c.tensor;
+    if (c.parts.size() == 1) continue;
+    one.matrices = {{0, c.tensor.numel() / c.parts[0].second, c.parts[0].second}};
+    parts.model.tensors.push_back(c.tensor);
+    whole.model.tensors.push_back(one);
+    EXPECT_NE(Expected(parts, 1, 1).after(0).weights, Expected(whole, 1, 1).after(0).weights)
+        << c.tensor.name;
   }
 }
 
@@ -468,6 +543,55 @@ TEST(Step, LrFactorZeroKeepsTheParameters) {
     test::require(before == after, "a step of length 0 moved something");
     test::require(trainer.verdict.applied_steps == 1, "but it counts");
     return trainer.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* Two steps of warm-up, one more at the full rate, three of decay, and one after the end. */
+Job scheduled(Job job) {
+  job.tune = [](mfsdp_runtime_desc *d) {
+    d->schedule.kind = MFSDP_SCHEDULE_WSD;
+    d->schedule.warmup_steps = 2;
+    d->schedule.total_steps = 6;
+    d->schedule.decay_steps = 3;
+    d->schedule.final_factor = 0.5;
+  };
+  job.schedule = [](int64_t step) {
+    return std::vector<double>{0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5}.at(
+        static_cast<std::size_t>(step));
+  };
+  return job;
+}
+
+/* Of the groups' own rates, which all differ; decay is scaled with the rate, momentum is not. */
+TEST(Step, ScheduleScalesEveryGroup) {
+  const Job job = scheduled(test::mixed_job());
+  expect_equal(job, {{1, 4}, {4, 1}});
+  EXPECT_NE(Expected(job, 4, 1).after(0).weights,
+            Expected(test::mixed_job(), 4, 1).after(0).weights);
+}
+
+/* A skipped step is an attempted one: the schedule goes on, and at a resume from it. */
+TEST(Step, ScheduleCountsAttemptedSteps) {
+  Job job = scheduled(test::small_job());
+  job.script.sample = [](int64_t step, int64_t block, int32_t use) {
+    return step == 1 && block == 0 && use == 1 ? ref::Sample::kNan : ref::Sample::kPresent;
+  };
+  expect_equal(job, {{2, 1}}, 7);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](test::Rank &rank) {
+    for (int64_t first = 0; first < 7; ++first) {
+      test::Trainer trainer(&rank, &job, 1);
+      mfsdp_progress progress = mfsdp_progress_default();
+      MFSDP_TRY(trainer.create());
+      progress.step = progress.applied_steps = first;
+      MFSDP_TRY(mfsdp_runtime_resume(trainer.runtime, &progress));
+      MFSDP_TRY(trainer.step(first));
+      test::require(trainer.verdict.lr_factor ==
+                        job.schedule(first) * trainer.step_desc(first).lr_factor,
+                    "the factor of a resumed step is another one");
+      MFSDP_TRY(trainer.destroy());
+    }
+    return MFSDP_OK;
   });
   EXPECT_TRUE(result.ok()) << result.text();
 }

@@ -35,8 +35,9 @@ int plan_number_of(const char *word, int64_t most, int64_t *number) {
   return value <= most;
 }
 
-static int rows_set(const char *list, plan_params *params, mfsdp_param *param, const char *where,
-                    plan_error *error) {
+/* The view is set by the caller. */
+static int parts_set(const char *list, plan_params *params, mfsdp_param *param, const char *where,
+                     plan_error *error) {
   int32_t count = 1;
   int64_t *rows;
   for (const char *c = list; *c; ++c)
@@ -48,11 +49,10 @@ static int rows_set(const char *list, plan_params *params, mfsdp_param *param, c
     char word[24] = "";
     if (length < sizeof word) memcpy(word, list, length);
     if (!plan_number_of(word, INT64_MAX, &rows[i]))
-      return plan_fail(error, "%s: view rows needs numbers like rows=128,64, has '%.40s'", where,
-                       list);
+      return plan_fail(error, "%s: view %s needs numbers like %s=128,64, has '%.40s'", where,
+                       mfsdp_view_name(param->view), mfsdp_view_name(param->view), list);
     list += length + (list[length] == ',');
   }
-  param->view = MFSDP_VIEW_ROWS;
   param->part_rows = rows;
   param->part_count = count;
   return PLAN_OK;
@@ -74,10 +74,16 @@ int plan_view_set(const char *word, plan_params *params, mfsdp_param *param, con
     param->view = MFSDP_VIEW_HEADS;
     param->head_count = (int32_t)heads;
   } else if (strncmp(word, "rows=", 5) == 0) {
-    return rows_set(word + 5, params, param, where, error);
+    param->view = MFSDP_VIEW_ROWS;
+    return parts_set(word + 5, params, param, where, error);
+  } else if (strncmp(word, "batch=", 6) == 0) {
+    param->view = MFSDP_VIEW_BATCH;
+    return parts_set(word + 6, params, param, where, error);
   } else {
     return plan_fail(
-        error, "%s: unknown view '%.40s', needs -, whole, conv, batch, heads=N or rows=A,B,...",
+        error,
+        "%s: unknown view '%.40s', needs -, whole, conv, batch, batch=A,B,..., heads=N or "
+        "rows=A,B,...",
         where, word);
   }
   return PLAN_OK;

@@ -17,7 +17,7 @@ int plan_role_of(const char *word, mfsdp_role *role);
 /* A whole decimal number of 0 to `most`. */
 int plan_number_of(const char *word, int64_t most, int64_t *number);
 
-/* "-" (whole), "whole", "conv", "batch", "heads=N", "rows=A,B,C". `where` begins messages. */
+/* "-" (whole), "whole", "conv", "batch", "batch=A,B", "heads=N", "rows=A,B,C". `where` begins messages. */
 int plan_view_set(const char *word, plan_params *params, mfsdp_param *param, const char *where,
                   plan_error *error);
 

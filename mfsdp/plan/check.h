@@ -147,7 +147,7 @@ MFSDP_API mfsdp_status mfsdp__check_params(mfsdp__build *build) {
                                "with it the tensors have %lld elements, at most %lld fit",
                                (long long)build->element_count, (long long)MFSDP_PLAN_MAX_ELEMENTS);
     if (param->role != MFSDP_ROLE_MATRIX) continue;
-    if (param->view == MFSDP_VIEW_ROWS) build->part_row_count += (size_t)param->part_count;
+    if (mfsdp__view_has_parts(param)) build->part_row_count += (size_t)param->part_count;
     while (mfsdp__view_next(param, numel, &cursor))
       ++matrices;
     if (matrices > MFSDP_PLAN_MAX_PIECES)
@@ -188,7 +188,8 @@ MFSDP_API const char *mfsdp__alias_difference(const mfsdp_param *alias, const mf
     if (alias->view != owner->view) return "view";
     if (alias->view == MFSDP_VIEW_HEADS && alias->head_count != owner->head_count)
       return "head_count";
-    if (alias->view == MFSDP_VIEW_ROWS) {
+    if (mfsdp__view_has_parts(alias) != mfsdp__view_has_parts(owner)) return "part_rows";
+    if (mfsdp__view_has_parts(alias)) {
       if (alias->part_count != owner->part_count) return "part_count";
       for (i = 0; i < owner->part_count; ++i)
         if (alias->part_rows[i] != owner->part_rows[i]) return "part_rows";

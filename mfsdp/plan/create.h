@@ -127,7 +127,7 @@ MFSDP_API void mfsdp__build_copy(mfsdp__build *build) {
     copy->local_matrix_ok = source->local_matrix_ok != 0;
     copy->part_rows = NULL;
     copy->part_count = 0;
-    if (is_owner_matrix && source->view == MFSDP_VIEW_ROWS) {
+    if (is_owner_matrix && mfsdp__view_has_parts(source)) {
       memcpy(rows, source->part_rows, (size_t)source->part_count * sizeof(*rows));
       copy->part_rows = rows;
       copy->part_count = source->part_count;

@@ -34,7 +34,8 @@
 typedef enum mfsdp_view {
   MFSDP_VIEW_WHOLE = 1, /* (rows, cols): one matrix */
   MFSDP_VIEW_CONV,      /* (out, in, k...), 3 to 5 dimensions: one matrix (out, in*k...) */
-  MFSDP_VIEW_BATCH,     /* (e, rows, cols), exactly 3 dimensions: e matrices (experts) */
+  MFSDP_VIEW_BATCH,     /* (e, rows, cols), exactly 3 dimensions: e matrices (experts), or, with
+                         * part_rows, each of them cut as by ROWS (experts with fused gate and up) */
   MFSDP_VIEW_ROWS,      /* (rows, cols): part_rows lists the rows of each matrix, in order */
   MFSDP_VIEW_HEADS      /* (rows, cols): head_count matrices of rows/head_count rows */
 } mfsdp_view;
@@ -88,7 +89,8 @@ typedef struct mfsdp_param {
   int64_t shape[MFSDP_MAX_NDIM]; /* row-major; 0 is legal; entries from ndim on are ignored */
   mfsdp_role role;               /* always stated: the default is invalid */
   mfsdp_view view;               /* MATRIX only; otherwise it must be valid and is not used */
-  const int64_t *part_rows;      /* ROWS: part_count sizes >= 0 that sum to shape[0]; else NULL */
+  const int64_t *part_rows;      /* ROWS: part_count sizes >= 0 that sum to shape[0]; BATCH: to
+                                  * shape[1], or NULL; else NULL */
   int32_t part_count;
   int32_t head_count;  /* HEADS: >= 1, divides shape[0] */
   mfsdp_dtype compute; /* forward and backward; equal over a unit */

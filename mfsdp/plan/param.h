@@ -21,12 +21,21 @@
 
 /* ---- views ---- */
 
-/* Matrices of a valid MATRIX description, empty ones counted. */
+/* Whether part_rows is read: ROWS always, BATCH where its matrices are cut again. */
+MFSDP_API int mfsdp__view_has_parts(const mfsdp_param *param) {
+  return param->view == MFSDP_VIEW_ROWS ||
+         (param->view == MFSDP_VIEW_BATCH && param->part_rows != NULL);
+}
+
+/* Matrices of a valid MATRIX description, empty ones counted; INT64_MAX for more. */
 MFSDP_API int64_t mfsdp__view_count(const mfsdp_param *param) {
+  int64_t count = param->shape[0];
   switch (param->view) {
   case MFSDP_VIEW_WHOLE:
   case MFSDP_VIEW_CONV: return 1;
-  case MFSDP_VIEW_BATCH: return param->shape[0];
+  case MFSDP_VIEW_BATCH:
+    if (!mfsdp__view_has_parts(param)) return count;
+    return mfsdp_i64_mul(count, param->part_count, &count) ? count : INT64_MAX;
   case MFSDP_VIEW_ROWS: return param->part_count;
   case MFSDP_VIEW_HEADS: return param->head_count;
   }
@@ -49,7 +58,9 @@ MFSDP_API int64_t mfsdp__view_rows(const mfsdp_param *param, int32_t matrix) {
   switch (param->view) {
   case MFSDP_VIEW_WHOLE:
   case MFSDP_VIEW_CONV: return param->shape[0];
-  case MFSDP_VIEW_BATCH: return param->shape[1];
+  case MFSDP_VIEW_BATCH:
+    return mfsdp__view_has_parts(param) ? param->part_rows[matrix % param->part_count]
+                                        : param->shape[1];
   case MFSDP_VIEW_ROWS: return param->part_rows[matrix];
   case MFSDP_VIEW_HEADS: return param->shape[0] / param->head_count;
   }
@@ -135,27 +146,29 @@ MFSDP_API mfsdp_status mfsdp__param_check_enums(mfsdp_context *context, const mf
 
 MFSDP_API mfsdp_status mfsdp__param_check_parts(mfsdp_context *context, const mfsdp_param *param,
                                                 int32_t index) {
+  const int batch = param->view == MFSDP_VIEW_BATCH;
+  const int64_t rows = param->shape[batch ? 1 : 0];
+  const char *whose = batch ? "each matrix of the batch" : "the tensor";
   int64_t sum = 0;
   int32_t i;
   if (param->part_rows == NULL || param->part_count < 1)
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
-                             "view rows needs part_rows and a part_count of at least 1, has %d",
-                             (int)param->part_count);
+                             "view %s needs part_rows and a part_count of at least 1, has %d",
+                             mfsdp_view_name(param->view), (int)param->part_count);
   for (i = 0; i < param->part_count; ++i) {
     if (param->part_rows[i] < 0)
       return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                                "part_rows[%d] is %lld, needs at least 0", (int)i,
                                (long long)param->part_rows[i]);
     if (!mfsdp_i64_add(sum, param->part_rows[i], &sum))
-      return MFSDP__PARAM_FAIL(
-          context, MFSDP_E_ARGUMENT, index, param,
-          "part_rows sum to more than 63 bits, needs the %lld rows of the tensor",
-          (long long)param->shape[0]);
+      return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
+                               "part_rows sum to more than 63 bits, needs the %lld rows of %s",
+                               (long long)rows, whose);
   }
-  if (sum != param->shape[0])
+  if (sum != rows)
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
-                             "part_rows sum to %lld, needs the %lld rows of the tensor",
-                             (long long)sum, (long long)param->shape[0]);
+                             "part_rows sum to %lld, needs the %lld rows of %s", (long long)sum,
+                             (long long)rows, whose);
   return MFSDP_OK;
 }
 
@@ -178,7 +191,7 @@ MFSDP_API mfsdp_status mfsdp__param_check_view(mfsdp_context *context, const mfs
                              "view %s has %d dimensions, needs %d to %d (2: whole, rows, heads; 3: "
                              "batch; 3 to 5: conv)",
                              mfsdp_view_name(param->view), (int)param->ndim, (int)low, (int)high);
-  if (param->view == MFSDP_VIEW_ROWS) MFSDP_TRY(mfsdp__param_check_parts(context, param, index));
+  if (mfsdp__view_has_parts(param)) MFSDP_TRY(mfsdp__param_check_parts(context, param, index));
   if (param->view == MFSDP_VIEW_HEADS && param->head_count < 1)
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                              "view heads has head_count %d, needs at least 1",

@@ -164,12 +164,13 @@ TEST(PlanTable, ReadsEveryColumn) {
   const TempFile file("a F32 10x20x30 3 matrix batch\n"
                       "b f16 8 0 frozen -\n"
                       "c bf16 6x4 1 matrix rows=1,2,3\n"
-                      "d bf16 6x4 2 matrix rows=1,2,3 alias=c\n");
+                      "d bf16 6x4 2 matrix rows=1,2,3 alias=c\n"
+                      "e bf16 5x6x4 4 matrix batch=2,4\n");
   plan_params params;
   plan_error error;
   plan_params_init(&params);
   ASSERT_EQ(plan_table_read(file.path(), &params, &error), PLAN_OK) << error.text;
-  ASSERT_EQ(params.count, 4);
+  ASSERT_EQ(params.count, 5);
   EXPECT_EQ(params.list[0].compute, MFSDP_F32);
   EXPECT_EQ(params.list[0].ndim, 3);
   EXPECT_EQ(params.list[0].shape[2], 30);
@@ -181,6 +182,9 @@ TEST(PlanTable, ReadsEveryColumn) {
   EXPECT_EQ(params.list[2].part_count, 3);
   EXPECT_EQ(params.list[2].part_rows[2], 3);
   EXPECT_STREQ(params.list[3].alias_of, "c");
+  EXPECT_EQ(params.list[4].view, MFSDP_VIEW_BATCH);
+  EXPECT_EQ(params.list[4].part_count, 2);
+  EXPECT_EQ(params.list[4].part_rows[1], 4);
   plan_params_free(&params);
 }
 

@@ -41,6 +41,7 @@ typedef mfsdp_plan_desc Desc;
 
 const int64_t kHuge[2] = {INT64_MAX, 1};
 const int64_t kNegative[3] = {20, -4, 0};
+const int64_t kSeven[2] = {5, 2}, kEight[2] = {6, 2};
 const int64_t kLoads[3] = {1, -7, 0};
 const int32_t kNodesOver[3] = {0, 2, 3}, kNodesUnder[3] = {0, -1, 0};
 const int64_t kLoadsOver[3] = {INT64_MAX, 1, 0};
@@ -470,6 +471,42 @@ p[kRows].part_rows = kNegative;
 }
 , MFSDP_E_ARGUMENT, {
   "part_rows[1] is -4"
+}
+}
+, {"BatchPartsSum", BREAK{UNUSED;
+p[kBatch].part_rows = kSeven;
+p[kBatch].part_count = 2;
+}
+, MFSDP_E_ARGUMENT, {
+  "'batch'", "part_rows sum to 7", "needs the 8 rows of each matrix of the batch"
+}
+}
+, {"BatchPartsWithoutCount", BREAK{UNUSED;
+p[kBatch].part_rows = kEight;
+}
+, MFSDP_E_ARGUMENT, {
+  "view batch needs part_rows and a part_count of at least 1, has 0"
+}
+}
+, {"BatchPartsTooMany", BREAK{UNUSED;
+p[kBatch].part_rows = kEight;
+p[kBatch].part_count = 2;
+p[kBatch].shape[0] = INT64_C(1) << 30;
+p[kBatch].shape[2] = 0;
+}
+, MFSDP_E_OVERFLOW, {
+  "'batch'", "2147483648 matrices"
+}
+}
+, {"AliasOfABatchInParts", BREAK{UNUSED;
+p[kAlias] = p[kBatch];
+p[kAlias].name = "alias";
+p[kAlias].alias_of = "batch";
+p[kAlias].part_rows = kEight;
+p[kAlias].part_count = 2;
+}
+, MFSDP_E_ARGUMENT, {
+  "'alias'", "part_rows differs", "'batch'"
 }
 }
 , {"HeadsZero", BREAK{UNUSED;

@@ -45,7 +45,7 @@ struct Tensor {
   Role role = Role::kElementwise;
   View view = View::kWhole;
   std::vector<int64_t> shape;
-  std::vector<int64_t> part_rows; /* kRows */
+  std::vector<int64_t> part_rows; /* kRows, kBatch */
   int32_t heads = 0;              /* kHeads */
   mfsdp_dtype compute = MFSDP_F32, grad = MFSDP_F32, wire = MFSDP_F32;
   std::string tied_to; /* empty: has its own storage */
@@ -100,6 +100,22 @@ inline Tensor experts(const std::string &name, int32_t unit, int64_t count, int6
   t.view = View::kBatch;
   for (int64_t e = 0; e < count; ++e)
     t.matrices.push_back({e * rows * cols, rows, cols});
+  return t;
+}
+/* The same with each expert cut by rows (fused gate and up). */
+inline Tensor split_experts(const std::string &name, int32_t unit, int64_t count,
+                            const std::vector<int64_t> &parts, int64_t cols, int32_t group = 0) {
+  Tensor t = make_tensor(name, unit, Role::kMatrix, {count, 0, cols}, group);
+  int64_t first = 0;
+  t.view = View::kBatch;
+  t.part_rows = parts;
+  for (int64_t rows : parts)
+    t.shape[1] += rows;
+  for (int64_t e = 0; e < count; ++e)
+    for (int64_t rows : parts) {
+      if (rows > 0) t.matrices.push_back({first, rows, cols});
+      first += rows * cols;
+    }
   return t;
 }
 inline Tensor split_rows(const std::string &name, int32_t unit, const std::vector<int64_t> &parts,

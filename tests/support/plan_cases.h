@@ -61,6 +61,17 @@ public:
     p.part_count = static_cast<int32_t>(rows.size());
     return p;
   }
+  /* (count, sum of rows, cols): every matrix of the batch cut again. */
+  mfsdp_param &add_batch_rows(const std::string &name, int32_t unit, int64_t count,
+                              const std::vector<int64_t> &rows, int64_t cols) {
+    mfsdp_param &p = add_rows(name, unit, rows, cols);
+    p.view = MFSDP_VIEW_BATCH;
+    p.ndim = 3;
+    p.shape[2] = cols;
+    p.shape[1] = p.shape[0];
+    p.shape[0] = count;
+    return p;
+  }
   mfsdp_param &add_heads(const std::string &name, int32_t unit, int32_t heads, int64_t rows,
                          int64_t cols) {
     mfsdp_param &p = add(name, MFSDP_ROLE_MATRIX, unit, {rows, cols});
@@ -188,7 +199,11 @@ inline void fill_random(Params *list, uint64_t seed) {
           MFSDP_VIEW_CONV;
       break;
     case 2:
-      list->add(name, MFSDP_ROLE_MATRIX, unit, {draw.below(9), rows, cols}).view = MFSDP_VIEW_BATCH;
+      if (i % 2 == 0)
+        list->add_batch_rows(name, unit, draw.below(9), {rows / 3, 0, rows - rows / 3}, cols);
+      else
+        list->add(name, MFSDP_ROLE_MATRIX, unit, {draw.below(9), rows, cols}).view =
+            MFSDP_VIEW_BATCH;
       break;
     case 3: list->add_rows(name, unit, {rows, draw.below(3), draw.between(1, 40)}, cols); break;
     case 4: {
