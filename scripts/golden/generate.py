@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes the golden vectors in tests/golden/ (text, hex floats; the format is in tests/ref/golden.h).
 
-    python3 scripts/golden/generate.py [--out tests/golden]
+    python3 scripts/golden/generate.py [--out tests/golden] [--only muon_rows.txt]
 
 The formulas of Newton-Schulz and Muon run in float64 on torch tensors where torch is installed, on
 numpy arrays otherwise; the header of each file says which. With torch they are also checked, before
@@ -13,6 +13,8 @@ anything is written, against torch's own code:
 muon_torch_stock.txt is torch.optim.Muon unchanged on float32 parameters: its iteration runs in
 bfloat16, so it can be compared at a bfloat16 tolerance only. It and adamw.txt from torch itself
 need torch; without it the first is left as it is and the second comes from the formula.
+muon_rows.txt (NorMuon) has no counterpart in torch: it is the formula of the paper and of its authors'
+code, with the row's moment lerped from zero and no correction for the start.
 
 Inputs are exact in float32, so that float32 code under test reads the same numbers.
 """
@@ -141,15 +143,30 @@ def muon_scale(name, rows, cols):
     }[name]
 
 
-def muon_step(o, weight, momentum, grad):
+def muon_direction(o, momentum, grad):
     mu = o["momentum"]
     keep = 1 - mu if o["ema"] else 1.0
     momentum = mu * momentum + keep * grad
     update = keep * grad + mu * momentum if o["nesterov"] else momentum
     x = newton_schulz(update, o["coefficients"], o["eps_rule"], o["eps"], o["norm_factor"])
+    return x, momentum
+
+
+def muon_step(o, weight, momentum, grad):
+    x, momentum = muon_direction(o, momentum, grad)
     weight = (1 - o["lr"] * o["weight_decay"]) * weight
     weight = weight - o["lr"] * muon_scale(o["scale"], *weight.shape) * x
     return weight, momentum
+
+
+def muon_rows(x, moments, beta2, eps):
+    """NorMuon: every row over the root of its second moment, all together at the norm of before.
+    Row by row in Python floats, which are float64; moments is a list, a number per row."""
+    rows = x.tolist()
+    moments = [beta2 * m + (1 - beta2) * math.fsum(v * v for v in row) / len(row)
+               for m, row in zip(moments, rows)]
+    scaled = array([[v / (math.sqrt(m) + eps) for v in row] for m, row in zip(moments, rows)])
+    return scaled * (norm(x) / norm(scaled)), moments
 
 
 def adamw_step(o, t, weight, m, v, grad):
@@ -406,6 +423,44 @@ def write_muon(out):
     w.close()
 
 
+def muon_rows_case(w, rng, preset, name, rows, cols, steps=3, beta2=0.95, dominant=1.0):
+    o = dict(MUON_DEFAULTS[preset], eps_rule="scale_safe")
+    o["coefficients"] = COEFFICIENTS[o["coefficients_name"]]
+    weight, momentum, moments = gauss(rng, rows, cols, 0.1), zeros(rows, cols), [0.0] * rows
+    w.case(name)
+    write_options(w, o)
+    w.number("row_beta2", beta2)
+    w.number("row_eps", 1e-10)
+    w.integer("steps", steps)
+    w.array("weight0", weight, "f32")
+    for t in range(1, steps + 1):
+        grad = gauss(rng, rows, cols).tolist()
+        grad[0] = [to_f32(dominant * value) for value in grad[0]]
+        grad = array(grad)
+        x, momentum = muon_direction(o, momentum, grad)
+        x, moments = muon_rows(x, moments, beta2, 1e-10)
+        weight = (1 - o["lr"] * o["weight_decay"]) * weight
+        weight = weight - o["lr"] * muon_scale(o["scale"], rows, cols) * x
+        w.array(f"grad{t}", grad, "f32")
+        w.array(f"weight{t}", weight)
+    w.array(f"momentum{steps}", momentum)
+    w.array("row_moment", array([[m] for m in moments]))
+    w.endcase()
+
+
+def write_muon_rows(out):
+    rng = random.Random(6)
+    w = Writer(out / "muon_rows.txt", "Muon with normalized rows (NorMuon), float64 formula")
+    muon_rows_case(w, rng, "jordan", "square", 6, 6)
+    muon_rows_case(w, rng, "jordan", "wide", 4, 10)
+    muon_rows_case(w, rng, "torch", "tall", 10, 4)
+    muon_rows_case(w, rng, "jordan", "row", 1, 7)
+    muon_rows_case(w, rng, "jordan", "column", 7, 1)
+    muon_rows_case(w, rng, "moonlight", "dominant_row", 5, 6, dominant=50.0)
+    muon_rows_case(w, rng, "dion", "other_beta2", 5, 8, beta2=0.5)
+    w.close()
+
+
 def write_muon_stock(out):
     if not torch:
         print("muon_torch_stock.txt: needs torch, left as it is")
@@ -482,16 +537,26 @@ def main():
     parser = argparse.ArgumentParser(description="Write the golden vectors.")
     default = Path(__file__).resolve().parents[2] / "tests" / "golden"
     parser.add_argument("--out", type=Path, default=default, help="folder (default tests/golden)")
-    out = parser.parse_args().out
+    parser.add_argument("--only", help="this file alone")
+    arguments = parser.parse_args()
+    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     if torch:
         torch.manual_seed(0)
         torch.set_num_threads(1)
     print(f"engine: {ENGINE}")
-    write_newton_schulz(out)
-    write_muon(out)
-    write_muon_stock(out)
-    write_adamw(out)
+    topics = {
+        ("newton_schulz.txt",): write_newton_schulz,
+        ("muon_torch.txt", "muon_jordan.txt", "muon_other.txt"): write_muon,
+        ("muon_torch_stock.txt",): write_muon_stock,
+        ("muon_rows.txt",): write_muon_rows,
+        ("adamw.txt",): write_adamw,
+    }
+    if arguments.only and not any(arguments.only in names for names in topics):
+        sys.exit(f"--only {arguments.only}: no such file is written here")
+    for names, write in topics.items():
+        if not arguments.only or arguments.only in names:
+            write(out)
 
 
 if __name__ == "__main__":
