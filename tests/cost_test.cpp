@@ -51,6 +51,29 @@ TEST(Cost, WhatDoesNotFitIsRefusedAndLeavesTheResult) {
   EXPECT_EQ(mfsdp_cost_newton_schulz(nullptr, 0, big, big), -1);
 }
 
+/* Counted by hand for 2 x 3: products 2*2*3 + 3*3*2 = 30, cubes 8 + 27 = 35. */
+TEST(Cost, PreconditionersCountWhatAStepTakesOnAverage) {
+  mfsdp_precondition_cost cost = {1, 100};
+  int64_t units = -1;
+  ASSERT_EQ(mfsdp_cost_shampoo_units(&cost, 2, 3, &units), 1);
+  EXPECT_EQ(units, (3 * 30 + 7 * 35) / 2);
+  ASSERT_EQ(mfsdp_cost_soap_units(&cost, 2, 3, &units), 1);
+  EXPECT_EQ(units, (15 * 30 + 12 * 30 + 14 * 35) / 6);
+  cost.update_every = 5;
+  ASSERT_EQ(mfsdp_cost_soap_units(&cost, 2, 3, &units), 1);
+  EXPECT_EQ(units, (15 * 30 + (12 * 30 + 14 * 35) / 5) / 6);
+  EXPECT_EQ(mfsdp_cost_soap(&cost, 7, 2, 3), units);
+  cost.size_limit = 2; /* the longer side is left alone: 12 and 8 */
+  ASSERT_EQ(mfsdp_cost_shampoo_units(&cost, 3, 2, &units), 1);
+  EXPECT_EQ(units, (3 * 12 + 7 * 8 / 5) / 2);
+  EXPECT_EQ(mfsdp_cost_shampoo(&cost, 7, 3, 2), units);
+  cost.size_limit = INT64_MAX;
+  EXPECT_EQ(mfsdp_cost_shampoo(&cost, 0, INT64_C(1) << 31, 2), -1);
+  EXPECT_EQ(mfsdp_cost_soap(&cost, 0, -1, 2), -1);
+  cost.update_every = 0;
+  EXPECT_EQ(mfsdp_cost_soap(&cost, 0, 2, 2), -1);
+}
+
 /* Every rank sends its own segment to every other rank. */
 TEST(Cost, GatherBytesAreThoseOfEverySegmentToEveryPeer) {
   const int64_t segments[4] = {7, 0, 100, 1};

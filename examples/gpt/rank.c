@@ -78,12 +78,19 @@ mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_p
   static const mfsdp_planner planners[] = {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY,
                                            MFSDP_PLANNER_SCOPE_GREEDY, MFSDP_PLANNER_COST_AWARE,
                                            MFSDP_PLANNER_BALANCED};
+  const mfsdp_hyper_group hidden = gpt_hyper_group(&job->options, GPT_GROUP_HIDDEN);
+  mfsdp_precondition_cost cost;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   desc.params = job->table.params;
   desc.param_count = job->table.count;
   desc.world = (int32_t)job->options.ranks;
   desc.planner = planners[job->options.planner];
   if (job->options.optimizer == GPT_OPTIMIZER_ADAMW) desc.cost = mfsdp_plan_cost_elements;
+  if (job->options.optimizer == GPT_OPTIMIZER_SHAMPOO) desc.cost = mfsdp_cost_shampoo;
+  if (job->options.optimizer == GPT_OPTIMIZER_SOAP) desc.cost = mfsdp_cost_soap;
+  cost.update_every = hidden.soap.update_every;
+  cost.size_limit = hidden.soap.size_limit;
+  desc.user = &cost; /* read by the last two, while the plan is made */
   return mfsdp_plan_create(context, &desc, plan);
 }
 

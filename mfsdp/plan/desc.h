@@ -156,7 +156,7 @@ typedef struct mfsdp_plan_desc {
   mfsdp_plan_caps caps;
   /* Cost of updating a matrix, >= 0, called once per non-empty matrix in order on every rank, which
    * must all get the same answer. NULL: rows * cols, but Newton-Schulz work for BALANCED.
-   * mfsdp_cost_newton_schulz and mfsdp_plan_cost_elements fit here. */
+   * mfsdp_cost_newton_schulz, _shampoo and _soap, and mfsdp_plan_cost_elements fit here. */
   int64_t (*cost)(void *user, int32_t param, int64_t rows, int64_t cols);
   void *user; /* handed to cost */
 } mfsdp_plan_desc;

@@ -23,6 +23,9 @@ family() {
   muon) echo '--clip 0.5' ;;
   bf16) echo '--dtype bf16 --tied' ;;
   adamw) echo '--optimizer adamw --dtype f16' ;;
+  # The crash is after step 3, the first renewal in step 2 or 3, the next one later.
+  shampoo) echo '--optimizer shampoo --precondition-every 2' ;;
+  soap) echo '--optimizer soap --precondition-every 2 --dtype bf16' ;;
   esac
 }
 train() { # RANKS FOLDER OPTIONS...: eight sample blocks a step
@@ -36,7 +39,10 @@ figures() { echo "$(field "$work/out" params_hash) $(field "$work/out" train_los
 # What a crash after step 3 leaves.
 crash() { rm -rf "$work/crashed" && cp -R "$1" "$work/crashed" && rm -rf "$work/crashed/step-6" "$work/crashed/latest"; }
 
-for name in muon bf16 adamw; do
+families='muon bf16 adamw'
+if $program --help | grep -q 'muon, adamw, shampoo, soap'; then families="$families shampoo soap"
+else echo 'skip checkpoint: shampoo, soap (no LAPACKE in this build)'; fi
+for name in $families; do
   options=$(family $name)
   # shellcheck disable=SC2086
   train 4 "$work/$name" --save-every 3 $options

@@ -44,6 +44,12 @@ split_test 'round robin' --planner round-robin --clip 0.5
 split_test 'role greedy' --planner role-greedy --clip 0.5
 split_test 'dion, other coefficients' --preset dion --coefficients deepseek_v4 --clip 0.5
 split_test 'bf16' --dtype bf16 --clip 0.5
+if $program --help | grep -q 'muon, adamw, shampoo, soap'; then
+  split_test 'shampoo' --optimizer shampoo --precondition-every 2 --clip 0.5
+  split_test 'soap, f16' --optimizer soap --precondition-every 2 --dtype f16
+else
+  echo 'skip train_gpt: shampoo, soap (no LAPACKE in this build)'
+fi
 split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
 
 # ---- other collectives: the same bytes, and results that do not depend on prefetch ----
