@@ -93,7 +93,7 @@ release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS
 SETS := $(foreach s,release asan tsan,$(if $($s_GOALS),$s))
 
 # ---- packages: asked for only by the goals that promise to install them, before anything is probed ----
-SETUP := $(if $(DRY_RUN),,$(filter demo demo-mpi,$(GOALS)) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test))
+SETUP := $(if $(DRY_RUN),,$(sort $(filter demo demo-mpi,$(GOALS:demo-optimizers=demo))) $(if $(filter test test-unit test-cli test-asan test-tsan,$(GOALS)),test))
 
 FORCE:
 build/packages.stamp: $(if $(strip $(SETUP)),$(if $(MAKE_RESTARTS),,FORCE))
@@ -118,7 +118,7 @@ endif
 $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
-.PHONY: FORCE examples demo demo-mpi test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
+.PHONY: FORCE examples demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
         test-rules test-fuzz info help format clean $(BENCHES:%=bench-%)
 
 examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
@@ -128,6 +128,9 @@ demo: examples ## installs what it needs, trains a GPT with Muon and AdamW, draw
 
 demo-mpi: build/examples/train_gpt ## trains with threads and under mpirun, and compares the parameters
 	@scripts/demo_mpi.sh
+
+demo-optimizers: examples ## AdamW, Muon, Shampoo and SOAP at three rates each: a table, curves by step and by time
+	@scripts/demo_optimizers.sh
 
 test: $(release_TESTS) $(release_MPI_TESTS) examples ## installs what tests need, builds and runs them: unit, cli and dag
 	@$(call run_tests,release,$(CLI_TESTS) scripts/check_rules.sh $(release_TESTS))

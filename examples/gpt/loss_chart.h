@@ -23,6 +23,12 @@ typedef struct gpt_loss_run {
 int gpt_loss_chart_write(const char *path, const char *title, const gpt_loss_run *runs,
                          int run_count, gpt_error *error);
 
+typedef enum gpt_loss_x { GPT_LOSS_BY_STEP = 0, GPT_LOSS_BY_TIME } gpt_loss_x;
+
+/* The training curves alone, against steps or against seconds: for comparisons of many runs. */
+int gpt_loss_chart_compare(const char *path, const char *title, gpt_loss_x x,
+                           const gpt_loss_run *runs, int run_count, gpt_error *error);
+
 #ifdef __cplusplus
 }
 #endif
