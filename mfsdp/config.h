@@ -36,6 +36,12 @@
 
 /* Every function of the library: one private copy per translation unit, no exported symbol. */
 #define MFSDP_API static inline
+/* The few of them that device code calls too. */
+#if defined(__CUDACC__)
+#define MFSDP_DEVICE_API static inline __host__ __device__
+#else
+#define MFSDP_DEVICE_API MFSDP_API
+#endif
 
 #if defined(__cplusplus)
 #define MFSDP_RESTRICT __restrict__

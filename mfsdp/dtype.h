@@ -20,40 +20,40 @@
 #include "types.h"
 
 /* The bit pattern of a value. */
-MFSDP_API uint32_t mfsdp_bits_from_f32(float value) {
+MFSDP_DEVICE_API uint32_t mfsdp_bits_from_f32(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
 /* The value of a bit pattern. */
-MFSDP_API float mfsdp_f32_from_bits(uint32_t bits) {
+MFSDP_DEVICE_API float mfsdp_f32_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 /* The bit pattern of a value. */
-MFSDP_API uint64_t mfsdp_bits_from_f64(double value) {
+MFSDP_DEVICE_API uint64_t mfsdp_bits_from_f64(double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
 /* The value of a bit pattern. */
-MFSDP_API double mfsdp_f64_from_bits(uint64_t bits) {
+MFSDP_DEVICE_API double mfsdp_f64_from_bits(uint64_t bits) {
   double value;
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 /* 1 if the value is neither infinite nor NaN; looks at bits, so no compiler flag can remove it. */
-MFSDP_API int mfsdp_f32_is_finite(float value) {
+MFSDP_DEVICE_API int mfsdp_f32_is_finite(float value) {
   return (mfsdp_bits_from_f32(value) & 0x7f800000u) != 0x7f800000u;
 }
 
 /* The same for f64. */
-MFSDP_API int mfsdp_f64_is_finite(double value) {
+MFSDP_DEVICE_API int mfsdp_f64_is_finite(double value) {
   return (mfsdp_bits_from_f64(value) & UINT64_C(0x7ff0000000000000)) !=
          UINT64_C(0x7ff0000000000000);
 }
@@ -61,12 +61,12 @@ MFSDP_API int mfsdp_f64_is_finite(double value) {
 /* ---- bf16: the upper half of an f32 ---- */
 
 /* Exact. */
-MFSDP_API float mfsdp_f32_from_bf16(uint16_t half) {
+MFSDP_DEVICE_API float mfsdp_f32_from_bf16(uint16_t half) {
   return mfsdp_f32_from_bits((uint32_t)half << 16);
 }
 
 /* One rounding, to nearest even. */
-MFSDP_API uint16_t mfsdp_bf16_from_f32(float value) {
+MFSDP_DEVICE_API uint16_t mfsdp_bf16_from_f32(float value) {
   const uint32_t bits = mfsdp_bits_from_f32(value);
   /* Adding just under half a unit, and one more when the kept part is odd, carries where it must.
    */
@@ -78,7 +78,7 @@ MFSDP_API uint16_t mfsdp_bf16_from_f32(float value) {
 /* ---- f16: 5 exponent bits, 10 mantissa bits ---- */
 
 /* Exact. */
-MFSDP_API float mfsdp_f32_from_f16(uint16_t half) {
+MFSDP_DEVICE_API float mfsdp_f32_from_f16(uint16_t half) {
   const uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
   const uint32_t shifted = ((uint32_t)half & 0x7fffu) << 13;
   const uint32_t exponent = shifted & 0x0f800000u;
@@ -92,7 +92,7 @@ MFSDP_API float mfsdp_f32_from_f16(uint16_t half) {
 }
 
 /* One rounding, to nearest even. */
-MFSDP_API uint16_t mfsdp_f16_from_f32(float value) {
+MFSDP_DEVICE_API uint16_t mfsdp_f16_from_f32(float value) {
   const uint32_t bits = mfsdp_bits_from_f32(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -112,7 +112,7 @@ MFSDP_API uint16_t mfsdp_f16_from_f32(float value) {
 
 /* Rounds toward zero and sets the last bit if anything was lost ("round to odd"): rounding the
  * result again to a format with at least two bits less equals one rounding of the original. */
-MFSDP_API float mfsdp__f32_odd_from_f64(double value) {
+MFSDP_DEVICE_API float mfsdp__f32_odd_from_f64(double value) {
   const float nearest = (float)value;
   const uint32_t bits = mfsdp_bits_from_f32(nearest);
   const double magnitude = value < 0.0 ? -value : value;
@@ -122,12 +122,12 @@ MFSDP_API float mfsdp__f32_odd_from_f64(double value) {
 }
 
 /* One rounding, to nearest even. */
-MFSDP_API uint16_t mfsdp_bf16_from_f64(double value) {
+MFSDP_DEVICE_API uint16_t mfsdp_bf16_from_f64(double value) {
   return mfsdp_bf16_from_f32(mfsdp__f32_odd_from_f64(value));
 }
 
 /* One rounding, to nearest even. */
-MFSDP_API uint16_t mfsdp_f16_from_f64(double value) {
+MFSDP_DEVICE_API uint16_t mfsdp_f16_from_f64(double value) {
   return mfsdp_f16_from_f32(mfsdp__f32_odd_from_f64(value));
 }
 

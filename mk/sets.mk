@@ -40,7 +40,8 @@ build/$1/%.o: %.c build/$1/flags.stamp
 
 build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)
-	$$(call say,CXX,$$@)$$($1_CXX) $$(if $$(filter tests/%,$$<),$($1_TEST_FLAGS)) -MMD -MP -c $$< -o $$@
+	$$(call say,CXX,$$@)$$($1_CXX) $$(if $$(filter tests/%,$$<),$($1_TEST_FLAGS)) \
+	  $$(if $$(filter tests/cuda%,$$<),-Itests/cudasim/include $($1_CUDA_CFLAGS)) -MMD -MP -c $$< -o $$@
 
 # Archives are made again when a file goes, too (q, not r: two folders may hold files of one name).
 build/$1/files.stamp: FORCE

@@ -151,6 +151,27 @@ find_mpi() {
   mpi_cflags='' mpi_libs=''
 }
 
+# Sets cuda_cflags, cuda_how: the toolkit's headers for the CUDA sources that tests run on the host double,
+# or the small ones of the double.
+find_cuda() {
+  cat >"$tmp/cuda.c" <<'END'
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#if CUDART_VERSION < 12080
+#error "the CUDA toolkit is older than 12.8"
+#endif
+int main(void) { return 0; }
+END
+  cuda_nvcc=${NVCC:-nvcc}
+  if ! command -v "$cuda_nvcc" >/dev/null 2>&1; then cuda_nvcc=/usr/local/cuda/bin/nvcc; fi
+  cuda_root=$(dirname "$(dirname "$(command -v "$cuda_nvcc" || echo "$cuda_nvcc")")")
+  cuda_cflags="-isystem $cuda_root/include" cuda_how="the toolkit's ($cuda_root/include)"
+  # shellcheck disable=SC2086
+  if try $CC -std=c11 $cuda_cflags -fsyntax-only "$tmp/cuda.c"; then return; fi
+  cuda_cflags='-isystem tests/cudasim/small' cuda_how="the host double's ($why)"
+}
+
 # words TEXT PATTERN: those that match
 words() {
   for word in $1; do
@@ -217,6 +238,8 @@ config() {
     line LAPACKE $lapacke "$lapacke_libs ($lapacke_how)" "${why-}" >>"$log.tmp"
     why=''
   fi
+  find_cuda
+  line 'CUDA headers' 1 "$cuda_how" '' >>"$log.tmp"
   find_gtest
   line GoogleTest $gtest "$gtest_how" "${why-}" >>"$log.tmp"
   if [ "$set_name" = tsan ]; then
@@ -235,6 +258,7 @@ config() {
     echo "${set_name}_MPI := $mpi"
     echo "${set_name}_MPI_CFLAGS := $mpi_cflags"
     echo "${set_name}_MPI_LIBS := $mpi_libs"
+    echo "${set_name}_CUDA_CFLAGS := $cuda_cflags"
     echo "${set_name}_GTEST := $gtest"
     # What was asked for by name and does not work is an error, and not a quiet SKIP.
     broken=''

@@ -244,7 +244,7 @@ TEST_P(Adamw, NoItems) {
             MFSDP_OK);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Adamw, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, Adamw, ::testing::ValuesIn(test::backend_kinds()), test::rig_name);
 
 TEST(AdamwDesc, TorchDefaults) {
   const mfsdp_adamw_desc desc = mfsdp_adamw_desc_default();

@@ -53,7 +53,7 @@ struct Matrix {
                                                    &nbytes),
               MFSDP_OK);
     workspace.reset(new Buffer<unsigned char>(rig, nbytes));
-    std::memset(workspace->data(), 0xff, nbytes);
+    workspace->fill(0xff);
     momentum.write(std::vector<float>(master_in.size(), 0.0f));
     host_item = mfsdp_muon_item(&desc, rows, cols, master.data(), grad.data(), momentum.data(),
                                 direction.data());
@@ -601,7 +601,7 @@ TEST_P(Muon, NoElements) {
   EXPECT_EQ(rig_.sync(), MFSDP_OK);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Muon, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, Muon, ::testing::ValuesIn(test::backend_kinds()), test::rig_name);
 
 /* ---- the rules, one negative test each ---- */
 

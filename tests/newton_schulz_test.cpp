@@ -60,8 +60,8 @@ protected:
                          const std::vector<float> &input, bool in_place = false) {
     Buffer<float> in(&rig_, input), out(&rig_, input.size());
     Buffer<unsigned char> workspace(&rig_, workspace_nbytes(desc, rows, cols));
-    std::memset(workspace.data(), 0xff, workspace.count());
-    std::memset(out.data(), 0xff, out.count() * sizeof(float));
+    workspace.fill(0xff);
+    out.fill(0xff);
     float *target = in_place ? in.data() : out.data();
     EXPECT_EQ(mfsdp_newton_schulz(&rig_.context, rig_.backend, rig_.queue, &desc, rows, cols,
                                   in.data(), target, workspace.data(), workspace.count()),
@@ -591,7 +591,7 @@ TEST_P(NewtonSchulz, ABatchEqualsItsParts) {
         Buffer<float> in(&rig_, all);
         Buffer<float> out(&rig_, std::vector<float>(want.size(), 9.0f));
         Buffer<unsigned char> workspace(&rig_, nbytes);
-        std::memset(workspace.data(), 0xff, nbytes);
+        workspace.fill(0xff);
         const uint64_t before = rig_.context.counters.newton_schulz_count;
         ASSERT_EQ(mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc,
                                             shape.rows, shape.cols, batch, in.data(), in_stride,
@@ -707,7 +707,7 @@ TEST_P(NewtonSchulz, NoElements) {
   EXPECT_EQ(rig_.context.counters.newton_schulz_count, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, NewtonSchulz, ::testing::ValuesIn(test::rig_kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, NewtonSchulz, ::testing::ValuesIn(test::backend_kinds()),
                          test::rig_name);
 
 /* ---- the rules, one negative test each ---- */

@@ -125,8 +125,7 @@ protected:
     const mfsdp_optimizer_state *states = mfsdp_optimizer_states(optimizer_, &count);
     EXPECT_LT(index, count);
     const auto *data = static_cast<const float *>(states[index].data);
-    EXPECT_EQ(rig_.sync(), MFSDP_OK);
-    return std::vector<float>(data, data + states[index].count);
+    return rig_.read(data, static_cast<std::size_t>(states[index].count), states[index].space);
   }
 
   Rig rig_;
@@ -208,9 +207,12 @@ TEST_P(Optimizer, OrderOfJobs) {
     EXPECT_EQ(optimizer_->jobs[j].cols, want[j].cols);
   }
   const int32_t order[] = {1, 3, 7, 0, 5, 6};
-  const auto *items = static_cast<const mfsdp_fused_item *>(optimizer_->items.data);
+  const std::vector<mfsdp_fused_item> items =
+      rig_.read(static_cast<const mfsdp_fused_item *>(optimizer_->items.data),
+                static_cast<std::size_t>(optimizer_->item_count));
   for (int i = 0; i < 6; ++i)
-    EXPECT_EQ(items[i].master, tensors_.list[static_cast<std::size_t>(order[i])].master);
+    EXPECT_EQ(items[static_cast<std::size_t>(i)].master,
+              tensors_.list[static_cast<std::size_t>(order[i])].master);
 }
 
 /* What measure predicts is what create books, byte for byte. */
@@ -220,8 +222,9 @@ TEST_P(Optimizer, MeasureIsWhatCreateTakes) {
   mfsdp_optimizer_sizes sizes;
   const mfsdp_context before = rig_.context;
   const int64_t allocations = rig_.memory.alloc_count();
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 8, &sizes),
-            MFSDP_OK)
+  ASSERT_EQ(
+      mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 8, &sizes),
+      MFSDP_OK)
       << rig_.message();
   EXPECT_EQ(rig_.memory.alloc_count(), allocations) << "measure allocates nothing";
   must_create();
@@ -300,6 +303,8 @@ TEST_P(Optimizer, StepEqualsTheSingleFunctions) {
   }
   Buffer<float> direction(&rig_, 512);
   Buffer<unsigned char> workspace(&rig_, 1 << 16);
+  Buffer<mfsdp_fused_item> item(&rig_, 1);
+  Buffer<mfsdp_step_scalars> own_scalars(&rig_, 2);
 
   std::vector<mfsdp_step_scalars> scalars = groups_.scalars();
   for (uint64_t t = 1; t <= 3; ++t) {
@@ -311,23 +316,25 @@ TEST_P(Optimizer, StepEqualsTheSingleFunctions) {
     tensors_.fill_grads(t);
     alone.fill_grads(t);
     step(scalars);
+    own_scalars.write(scalars);
     for (std::size_t i = 0; i < alone.list.size(); ++i) {
       const mfsdp_optimizer_tensor &x = alone.list[i];
       if (x.count == 0) continue;
       const mfsdp_hyper_group &group = groups_.list[static_cast<std::size_t>(x.hyper_group)];
       if (x.hyper_group == 0) {
-        const mfsdp_fused_item item = mfsdp_muon_item(&group.muon, x.rows, x.cols, x.master, x.grad,
-                                                      state0[i].data(), direction.data());
+        item.write({mfsdp_muon_item(&group.muon, x.rows, x.cols, x.master, x.grad, state0[i].data(),
+                                    direction.data())});
         ASSERT_EQ(mfsdp_muon_step(&rig_.context, rig_.backend, rig_.queue, &group.muon, x.rows,
-                                  x.cols, direction.data(), &item, 0, &scalars[0], nullptr,
-                                  workspace.data(), workspace.count()),
+                                  x.cols, direction.data(), item.data(), 0, own_scalars.data(),
+                                  nullptr, workspace.data(), workspace.count()),
                   MFSDP_OK);
         ASSERT_EQ(rig_.sync(), MFSDP_OK);
       } else {
-        const mfsdp_fused_item item =
-            mfsdp_adamw_item(x.master, x.grad, state0[i].data(), state1[i].data(), x.count);
-        ASSERT_EQ(mfsdp_adamw_commit(&rig_.context, rig_.backend, rig_.queue, &group.adamw, &item,
-                                     1, x.count, x.count, 1, &scalars[1], nullptr),
+        item.write(
+            {mfsdp_adamw_item(x.master, x.grad, state0[i].data(), state1[i].data(), x.count)});
+        ASSERT_EQ(mfsdp_adamw_commit(&rig_.context, rig_.backend, rig_.queue, &group.adamw,
+                                     item.data(), 1, x.count, x.count, 1, own_scalars.data() + 1,
+                                     nullptr),
                   MFSDP_OK);
         ASSERT_EQ(rig_.sync(), MFSDP_OK);
       }
@@ -364,9 +371,11 @@ TEST_P(Optimizer, BatchesOfOneShape) {
   const auto count = static_cast<int32_t>(tensors_.list.size());
   const mfsdp_optimizer_desc desc = groups_.desc();
   mfsdp_optimizer_sizes all, largest;
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), count, &all),
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), count,
+                                    &all),
             MFSDP_OK);
-  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 1, &largest),
+  ASSERT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, tensors_.list.data(), 1,
+                                    &largest),
             MFSDP_OK);
   EXPECT_EQ(all.workspace_nbytes, largest.workspace_nbytes);
   must_create();
@@ -377,12 +386,15 @@ TEST_P(Optimizer, BatchesOfOneShape) {
   const auto batch = static_cast<int32_t>(std::min<std::size_t>(4, largest.scratch_nbytes / one));
   ASSERT_GE(batch, 2) << "nothing is batched: the test shows nothing";
   std::vector<std::vector<const char *>> jobs;
-  const auto *items = static_cast<const mfsdp_fused_item *>(optimizer_->items.data);
+  const std::vector<mfsdp_fused_item> items =
+      rig_.read(static_cast<const mfsdp_fused_item *>(optimizer_->items.data),
+                static_cast<std::size_t>(optimizer_->item_count));
   int32_t smalls = 0;
   for (int32_t j = 0; j < optimizer_->job_count; ++j) {
     const mfsdp__optimizer_job &job = optimizer_->jobs[j];
     for (int32_t i = 1; job.hyper_group == 0 && i < job.item_count; ++i)
-      EXPECT_EQ(items[job.first_item + i].direction - items[job.first_item + i - 1].direction,
+      EXPECT_EQ(items[static_cast<std::size_t>(job.first_item + i)].direction -
+                    items[static_cast<std::size_t>(job.first_item + i) - 1].direction,
                 job.direction_stride);
     if (job.hyper_group != 0 || job.rows != 24) continue;
     EXPECT_EQ(job.item_count, std::min(batch, 5 - smalls));
@@ -403,6 +415,8 @@ TEST_P(Optimizer, BatchesOfOneShape) {
   Buffer<float> direction(&rig_, 48 * 64);
   Buffer<unsigned char> workspace(&rig_, 1 << 17);
   const std::vector<mfsdp_step_scalars> scalars = groups_.scalars();
+  Buffer<mfsdp_fused_item> on_device(&rig_, 1);
+  Buffer<mfsdp_step_scalars> own_scalars(&rig_, scalars);
   const mfsdp_muon_desc &muon = groups_.list[0].muon;
   for (uint64_t t = 1; t <= 2; ++t) {
     tensors_.fill_grads(t);
@@ -414,9 +428,10 @@ TEST_P(Optimizer, BatchesOfOneShape) {
       mfsdp_fused_item item = mfsdp_muon_item(&muon, x.rows, x.cols, x.master, x.grad,
                                               momenta[i].data(), direction.data());
       item.state[1] = moments[i].data();
+      on_device.write({item});
       ASSERT_EQ(mfsdp_muon_step(&rig_.context, rig_.backend, rig_.queue, &muon, x.rows, x.cols,
-                                direction.data(), &item, 0, &scalars[0], nullptr, workspace.data(),
-                                workspace.count()),
+                                direction.data(), on_device.data(), 0, own_scalars.data(), nullptr,
+                                workspace.data(), workspace.count()),
                 MFSDP_OK);
       ASSERT_EQ(rig_.sync(), MFSDP_OK);
       EXPECT_TRUE(same_bits(tensors_.masters[i].read(), alone.masters[i].read())) << i;
@@ -453,8 +468,11 @@ TEST_P(Optimizer, OffloadOfUnlikeStates) {
   for (int offload = 0; offload < 2; ++offload) {
     mfsdp_optimizer_desc desc = groups_.desc();
     desc.state_space = offload ? MFSDP_SPACE_HOST : MFSDP_SPACE_DEVICE;
+    std::vector<std::vector<float>> on_host;
     for (std::size_t i = 0; i < 3; ++i) {
-      tensors_.masters[i].write(values(tensors_.list[i].count, 70 + i));
+      on_host.push_back(values(tensors_.list[i].count, 70 + i));
+      tensors_.masters[i].write(on_host[i]);
+      tensors_.list[i].master = offload ? on_host[i].data() : tensors_.masters[i].data();
       params.emplace_back(&rig_, tensors_.masters[i].count());
       tensors_.list[i].param_data = params.back().data();
       tensors_.list[i].param_dtype = MFSDP_F32;
@@ -469,7 +487,7 @@ TEST_P(Optimizer, OffloadOfUnlikeStates) {
     }
     for (std::size_t i = 0; i < 3; ++i) {
       if (offload)
-        EXPECT_TRUE(same_bits(tensors_.masters[i].read(), want[i])) << i;
+        EXPECT_TRUE(same_bits(on_host[i], want[i])) << i;
       else
         want.push_back(tensors_.masters[i].read());
     }
@@ -657,7 +675,8 @@ TEST_P(Optimizer, AllocationFaultsLeaveNothing) {
   step(groups_.scalars());
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Optimizer, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, Optimizer, ::testing::ValuesIn(test::backend_kinds()),
+                         test::rig_name);
 
 /* ---- the rules, one negative test each ---- */
 
@@ -770,7 +789,8 @@ TEST_F(OptimizerRules, NullList) {
   EXPECT_EQ(mfsdp_optimizer_create(&rig_.context, rig_.backend, &desc, nullptr, 2, &optimizer_),
             MFSDP_E_ARGUMENT);
   expect_message("2 tensors at NULL");
-  EXPECT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, nullptr, 2, &sizes), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_optimizer_measure(&rig_.context, rig_.backend, &desc, nullptr, 2, &sizes),
+            MFSDP_E_ARGUMENT);
 }
 TEST_F(OptimizerRules, NegativeTensorCount) {
   const mfsdp_optimizer_desc desc = groups_.desc();

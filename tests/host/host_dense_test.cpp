@@ -19,7 +19,7 @@ using test::Rig;
 using test::RigKind;
 
 class HostDense : public ::testing::TestWithParam<RigKind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, HostDense, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, HostDense, ::testing::ValuesIn(test::backend_kinds()), test::rig_name);
 
 /* A stack of matrices with slack after each row and each matrix. */
 struct Stack {

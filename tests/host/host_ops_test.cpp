@@ -21,7 +21,7 @@ using test::RigKind;
 using test::same_bits;
 
 class HostOps : public ::testing::TestWithParam<RigKind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, HostOps, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, HostOps, ::testing::ValuesIn(test::backend_kinds()), test::rig_name);
 
 /* Ragged lengths: nothing, one, around vectors, around the chunk of 1024, several chunks. */
 const std::size_t kCounts[] = {0, 1, 7, 16, 31, 1023, 1024, 1025, 3000};

@@ -13,10 +13,10 @@ using test::Rig;
 using test::RigKind;
 
 class HostQueue : public ::testing::TestWithParam<RigKind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, HostQueue, ::testing::ValuesIn(test::rig_kinds()), test::rig_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, HostQueue, ::testing::ValuesIn(test::backend_kinds()), test::rig_name);
 
 RigKind worker_kind() {
-  RigKind kind = {"worker", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_WORKER};
+  RigKind kind = {"worker", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_WORKER, false};
   return kind;
 }
 

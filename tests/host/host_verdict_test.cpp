@@ -15,7 +15,7 @@ using test::Rig;
 using test::RigKind;
 
 class HostVerdict : public ::testing::TestWithParam<RigKind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, HostVerdict, ::testing::ValuesIn(test::rig_kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, HostVerdict, ::testing::ValuesIn(test::backend_kinds()),
                          test::rig_name);
 
 /* A model of `sums.size()` canonical blocks and `presence.size()` parameters, dealt to `world`
@@ -94,7 +94,7 @@ Outcome fold(Rig *rig, const Step &step) {
   Buffer<mfsdp_step_scalars> scalars(
       rig, std::vector<mfsdp_step_scalars>(step.rates.size(), old_scalars()));
   Buffer<uint32_t> present(rig, std::vector<uint32_t>(step.presence.size(), 7));
-  Buffer<mfsdp_verdict_record> record(rig, 1);
+  Buffer<mfsdp_verdict_record> record(rig, 1, 0, MFSDP_SPACE_PINNED);
   mfsdp_verdict_args args;
   std::memset(&args, 0, sizeof(args));
   args.struct_nbytes = sizeof(args);
@@ -376,7 +376,7 @@ TEST_P(HostVerdict, SaysWhatIsWrong) {
   Buffer<mfsdp_group_rates> rates(&rig, 1);
   Buffer<mfsdp_step_scalars> scalars(&rig, 1);
   Buffer<uint32_t> present(&rig, 1);
-  Buffer<mfsdp_verdict_record> record(&rig, 1);
+  Buffer<mfsdp_verdict_record> record(&rig, 1, 0, MFSDP_SPACE_PINNED);
   mfsdp_verdict_args good;
   std::memset(&good, 0, sizeof(good));
   good.struct_nbytes = sizeof(good);

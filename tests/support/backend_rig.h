@@ -22,6 +22,8 @@
 
 #include "fault_allocator.h"
 
+#include "tests/cudasim/rig.h"
+
 #include "mfsdp/host/backend_host.h"
 #if defined(MFSDP_EXAMPLE_CBLAS)
 #if MFSDP_EXAMPLE_CBLAS
@@ -48,17 +50,26 @@ struct RigKind {
   const char *name;
   const mfsdp_host_math *math;
   mfsdp_host_queue_kind queue_kind;
+  bool cuda; /* the CUDA backend on the host double; math and queue_kind play no part */
 };
 
+/* The host backend in its kinds. */
 inline std::vector<RigKind> rig_kinds() {
   std::vector<RigKind> kinds;
-  kinds.push_back({"loops", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_INLINE});
-  kinds.push_back({"worker", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_WORKER});
+  kinds.push_back({"loops", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_INLINE, false});
+  kinds.push_back({"worker", mfsdp_host_math_loops(), MFSDP_HOST_QUEUE_WORKER, false});
 #if defined(MFSDP_EXAMPLE_CBLAS)
 #if MFSDP_EXAMPLE_CBLAS
-  kinds.push_back({"cblas", mfsdp_host_math_cblas(), MFSDP_HOST_QUEUE_INLINE});
+  kinds.push_back({"cblas", mfsdp_host_math_cblas(), MFSDP_HOST_QUEUE_INLINE, false});
 #endif
 #endif
+  return kinds;
+}
+
+/* Every backend. */
+inline std::vector<RigKind> backend_kinds() {
+  std::vector<RigKind> kinds = rig_kinds();
+  kinds.push_back({"cuda", nullptr, MFSDP_HOST_QUEUE_WORKER, true});
   return kinds;
 }
 
@@ -82,12 +93,16 @@ public:
     mfsdp_context_desc context_desc = mfsdp_context_desc_default();
     context_desc.allocator = memory.allocator();
     EXPECT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);
-    mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
-    desc.math = kind.math;
-    desc.lapack = rig_lapack();
-    desc.queue_kind = kind.queue_kind;
-    EXPECT_EQ(mfsdp_host_backend_create(&context, &desc, &host), MFSDP_OK) << message();
-    backend = mfsdp_host_backend_get(host);
+    if (kind.cuda) {
+      EXPECT_EQ(cuda_rig_create(&context, &cuda, &backend), MFSDP_OK) << message();
+    } else {
+      mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
+      desc.math = kind.math;
+      desc.lapack = rig_lapack();
+      desc.queue_kind = kind.queue_kind;
+      EXPECT_EQ(mfsdp_host_backend_create(&context, &desc, &host), MFSDP_OK) << message();
+      backend = mfsdp_host_backend_get(host);
+    }
     ops = backend->ops;
     self = backend->self;
     EXPECT_EQ(ops->queue_create(self, &context, "test", &queue), MFSDP_OK) << message();
@@ -99,6 +114,10 @@ public:
     ops->queue_destroy(self, &context, queue);
     ops->event_destroy(self, &context, event);
     EXPECT_EQ(mfsdp_host_backend_destroy(&context, host), MFSDP_OK) << message();
+    if (cuda != nullptr) {
+      EXPECT_EQ(cuda_rig_destroy(&context, cuda), MFSDP_OK) << message();
+      EXPECT_EQ(cuda_rig_complaints(), "");
+    }
     EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK) << message();
     EXPECT_EQ(memory.live_count(), 0u);
     EXPECT_EQ(memory.complaints(), "");
@@ -109,6 +128,17 @@ public:
     EXPECT_EQ(ops->event_record(self, queue, event), MFSDP_OK);
     return ops->event_wait(self, &context, event, 20000000);
   }
+  /* Of DEVICE memory, which is no host's to touch, or another space. */
+  template <class T>
+  std::vector<T> read(const T *data, std::size_t count, mfsdp_space space = MFSDP_SPACE_DEVICE) {
+    std::vector<T> values(count);
+    EXPECT_EQ(
+        ops->copy(self, queue, values.data(), MFSDP_SPACE_HOST, data, space, count * sizeof(T)),
+        MFSDP_OK)
+        << message();
+    EXPECT_EQ(sync(), MFSDP_OK) << message();
+    return values;
+  }
   const char *message() const { return mfsdp_context_error(&context)->message; }
   /* A failed queue stays failed: tests go on with a new one. */
   void renew_queue() {
@@ -118,7 +148,8 @@ public:
 
   FaultAllocator memory;
   mfsdp_context context;
-  mfsdp_host_backend *host = nullptr;
+  mfsdp_host_backend *host = nullptr; /* or cuda */
+  void *cuda = nullptr;
   const mfsdp_backend *backend = nullptr;
   const mfsdp_backend_ops *ops = nullptr;
   void *self = nullptr;
@@ -126,14 +157,17 @@ public:
   mfsdp_event *event = nullptr;
 };
 
-/* `count` elements in DEVICE memory, starting `offset` elements into an aligned allocation. */
+/* `count` elements in DEVICE memory (or where else they belong), starting `offset` elements into an
+ * aligned allocation. */
 template <class T> class Buffer {
 public:
-  Buffer(Rig *rig, std::size_t count, std::size_t offset = 0) : rig_(rig), count_(count) {
+  Buffer(Rig *rig, std::size_t count, std::size_t offset = 0,
+         mfsdp_space space = MFSDP_SPACE_DEVICE)
+      : rig_(rig), count_(count), space_(space) {
     allocate(offset);
   }
   Buffer(Rig *rig, const std::vector<T> &values, std::size_t offset = 0)
-      : rig_(rig), count_(values.size()) {
+      : rig_(rig), count_(values.size()), space_(MFSDP_SPACE_DEVICE) {
     allocate(offset);
     write(values);
   }
@@ -144,18 +178,24 @@ public:
   T *data() { return data_; }
   std::size_t count() const { return count_; }
   void write(const std::vector<T> &values) {
-    copy(data_, MFSDP_SPACE_DEVICE, values.data(), MFSDP_SPACE_HOST, values.size());
+    copy(data_, space_, values.data(), MFSDP_SPACE_HOST, values.size());
+  }
+  /* Every byte of it, as the device sees it. */
+  void fill(int byte) {
+    EXPECT_EQ(rig_->ops->fill_bytes(rig_->self, rig_->queue, data_, byte, count_ * sizeof(T)),
+              MFSDP_OK)
+        << rig_->message();
   }
   std::vector<T> read() {
     std::vector<T> values(count_);
-    copy(values.data(), MFSDP_SPACE_HOST, data_, MFSDP_SPACE_DEVICE, count_);
+    copy(values.data(), MFSDP_SPACE_HOST, data_, space_, count_);
     return values;
   }
 
 private:
   void allocate(std::size_t offset) {
     EXPECT_EQ(mfsdp_buffer_alloc(&rig_->context, rig_->backend, (count_ + offset) * sizeof(T),
-                                 MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &buffer_),
+                                 space_, MFSDP_MEMORY_STAGING, &buffer_),
               MFSDP_OK)
         << rig_->message();
     data_ = buffer_.data == nullptr ? nullptr : static_cast<T *>(buffer_.data) + offset;
@@ -170,6 +210,7 @@ private:
 
   Rig *rig_;
   std::size_t count_;
+  mfsdp_space space_;
   mfsdp_buffer buffer_;
   T *data_ = nullptr;
 };

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda_state.h - what the parts of the CUDA backend share: its objects, and how errors of CUDA and
+ * cuBLAS become statuses.
+ *
+ * Internal to backend_cuda.h. Link flags: -lcudart -lcublas.
+ */
+#ifndef MFSDP_CUDA_CUDA_STATE_H
+#define MFSDP_CUDA_CUDA_STATE_H
+
+#include "../backend.h"
+#include "../posix/clock.h"
+#include "kernels.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+typedef struct mfsdp_cuda_backend mfsdp_cuda_backend;
+typedef struct mfsdp__cuda_queue mfsdp__cuda_queue;
+
+/* A task of queue_call on its way. */
+typedef struct mfsdp__cuda_task {
+  mfsdp__cuda_queue *queue;
+  mfsdp_task task;
+  void *argument;
+  int64_t number;
+} mfsdp__cuda_task;
+
+struct mfsdp__cuda_queue {
+  mfsdp_cuda_backend *cuda;
+  const char *label;
+  cudaStream_t stream;
+  int32_t owns_stream;
+  int64_t submitted; /* number of the last work; the first is 1 */
+  mfsdp_cuda_lane lane;
+  void *memory; /* DEVICE: the failure word, the scratch, cuBLAS's workspace */
+  size_t memory_nbytes;
+  void *workspace;
+  mfsdp__cuda_task *tasks;             /* a ring of task_capacity */
+  int64_t tasks_submitted, tasks_done; /* done: written by the driver's thread, atomically */
+};
+
+typedef struct mfsdp__cuda_event {
+  cudaEvent_t handle;
+  const mfsdp_cuda_note *note; /* of the queue that recorded it; NULL: never recorded */
+  const char *label;           /* of that queue */
+  int64_t number;              /* of the last work before it */
+} mfsdp__cuda_event;
+
+/* Notes of queues stay until the backend goes: events and other queues refer to them. */
+#define MFSDP__CUDA_SLAB_NOTES 16
+typedef struct mfsdp__cuda_slab {
+  struct mfsdp__cuda_slab *next;
+  mfsdp_cuda_note *notes; /* PINNED */
+  int32_t used;
+} mfsdp__cuda_slab;
+
+struct mfsdp_cuda_backend {
+  mfsdp_backend table;
+  mfsdp_context *context; /* of the rank's own thread; touched by calls, never by the driver's */
+  const mfsdp_cuda_kernels *kernels;
+  int32_t device, owns_blas, owns_pool, check_pointers, allow_tf32, task_capacity, block_limit;
+  int64_t symmetric_from, submit_timeout_us;
+  size_t workspace_nbytes;
+  cublasHandle_t blas;
+  const void *blas_queue; /* whose stream and workspace `blas` has */
+  cudaMemPool_t pool;
+  cudaStream_t memory_stream; /* allocations come and go on it */
+  mfsdp__cuda_slab *slabs;
+  int32_t queue_count, event_count;
+};
+
+/* ---- errors ---- */
+
+MFSDP_API mfsdp_status mfsdp__cuda_status(cudaError_t error) {
+  switch (error) {
+  case cudaSuccess: return MFSDP_OK;
+  case cudaErrorMemoryAllocation: return MFSDP_E_MEMORY;
+  case cudaErrorNoDevice:
+  case cudaErrorInsufficientDriver:
+  case cudaErrorStubLibrary:
+  case cudaErrorSystemDriverMismatch:
+  case cudaErrorNoKernelImageForDevice:
+  case cudaErrorUnsupportedPtxVersion: return MFSDP_E_UNSUPPORTED;
+  default: return MFSDP_E_BACKEND;
+  }
+}
+
+/* What the user can do about it; "" if nobody can say. */
+MFSDP_API const char *mfsdp__cuda_advice(cudaError_t error) {
+  switch (error) {
+  case cudaErrorNoDevice: return "; no GPU is visible: nvidia-smi, CUDA_VISIBLE_DEVICES";
+  case cudaErrorInsufficientDriver:
+  case cudaErrorStubLibrary:
+  case cudaErrorSystemDriverMismatch:
+    return "; there is no NVIDIA driver, or one older than this CUDA";
+  case cudaErrorNoKernelImageForDevice:
+  case cudaErrorUnsupportedPtxVersion:
+    return "; compile mfsdp/cuda/kernels.cu for this device: nvcc -arch=...";
+  case cudaErrorIllegalAddress:
+  case cudaErrorLaunchFailure:
+  case cudaErrorMisalignedAddress:
+    return "; earlier work went wrong and the process cannot use the device any more: run it under "
+           "compute-sanitizer";
+  default: return "";
+  }
+}
+
+/* Records what `call` returned; the error does not stay behind for the caller's own checks. */
+MFSDP_API mfsdp_status mfsdp__cuda_fail(mfsdp_context *context, cudaError_t error,
+                                        const char *call) {
+  (void)cudaGetLastError();
+  return MFSDP_FAIL(context, mfsdp__cuda_status(error), "%s: %s (%s)%s", call,
+                    cudaGetErrorName(error), cudaGetErrorString(error), mfsdp__cuda_advice(error));
+}
+
+MFSDP_API mfsdp_status mfsdp__cuda_check(mfsdp_context *context, cudaError_t error,
+                                         const char *call) {
+  return error == cudaSuccess ? MFSDP_OK : mfsdp__cuda_fail(context, error, call);
+}
+
+MFSDP_API mfsdp_status mfsdp__cublas_check(mfsdp_context *context, cublasStatus_t error,
+                                           const char *call) {
+  if (error == CUBLAS_STATUS_SUCCESS) return MFSDP_OK;
+  (void)cudaGetLastError();
+  return MFSDP_FAIL(context,
+                    error == CUBLAS_STATUS_ALLOC_FAILED    ? MFSDP_E_MEMORY
+                    : error == CUBLAS_STATUS_NOT_SUPPORTED ? MFSDP_E_UNSUPPORTED
+                                                           : MFSDP_E_BACKEND,
+                    "%s: %s", call, cublasGetStatusName(error));
+}
+
+/* A kernel's number is that of the work it belongs to. */
+MFSDP_API const mfsdp_cuda_lane *mfsdp__cuda_lane(mfsdp__cuda_queue *queue) {
+  queue->lane.number = ++queue->submitted;
+  return &queue->lane;
+}
+
+MFSDP_API mfsdp_status mfsdp__cuda_launched(mfsdp_cuda_backend *cuda, int error,
+                                            const char *entry) {
+  return mfsdp__cuda_check(cuda->context, (cudaError_t)error, entry);
+}
+
+#define MFSDP__CUDA_FAIL(cuda, status, ...) MFSDP_FAIL((cuda)->context, (status), __VA_ARGS__)
+
+#endif /* MFSDP_CUDA_CUDA_STATE_H */

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+#include "rig.h"
+
+#include "cudasim.h"
+
+#include "mfsdp/cuda/backend_cuda.h"
+
+namespace test {
+
+mfsdp_status cuda_rig_create(mfsdp_context *context, void **out, const mfsdp_backend **backend) {
+  mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
+  mfsdp_cuda_backend *cuda = nullptr;
+  desc.workspace_nbytes = 4096;
+  desc.symmetric_from = 64;
+  desc.check_pointers = 1;
+  const mfsdp_status status = mfsdp_cuda_backend_create(context, &desc, &cuda);
+  *out = cuda;
+  *backend = cuda == nullptr ? nullptr : mfsdp_cuda_backend_get(cuda);
+  return status;
+}
+
+mfsdp_status cuda_rig_destroy(mfsdp_context *context, void *cuda) {
+  return mfsdp_cuda_backend_destroy(context, static_cast<mfsdp_cuda_backend *>(cuda));
+}
+
+std::string cuda_rig_complaints() {
+  return cudasim::complaints();
+}
+
+} // namespace test
