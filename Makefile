@@ -112,6 +112,7 @@ build/%/config.mk: build/packages.stamp build/inputs.stamp scripts/probe.sh $(wi
 	@scripts/probe.sh config $* $@
 
 include mk/sets.mk
+include mk/batches.mk
 ifneq ($(strip $(SETS)),)
 include $(SETS:%=build/%/config.mk)
 endif

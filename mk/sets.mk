@@ -26,7 +26,13 @@ $1_LIBS := $(if $($1_MPI_LIBS),-Wl$(comma)--as-needed $($1_MPI_LIBS) -Wl$(comma)
 $1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)
 # What runs under mpirun: made where there is an MPI, and linked to it alone.
 $1_MPI_TESTS := $(if $(filter 1,$($1_MPI)),$(MPI_TEST_SRCS:%.c=build/$1/%))
-$1_TESTS := $(patsubst %.cpp,build/$1/%,$($1_TEST_SRCS))
+# Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
+$1_WRAP_SRCS := $(if $(filter 0,$($1_SANITIZER)),$(filter $(TEST_WRAP_SRCS),$($1_TEST_SRCS)))
+$1_PLAIN_SRCS := $$(filter-out $$($1_WRAP_SRCS),$($1_TEST_SRCS))
+$1_TESTS := $$(or $$(strip $$(call batch_programs,$1,batch,$$($1_PLAIN_SRCS)) $$(call batch_programs,$1,batch/wrap,$$($1_WRAP_SRCS))),\
+  $(patsubst %.cpp,build/$1/%,$($1_TEST_SRCS)))
+$$(foreach b,$$(call batches,$$($1_PLAIN_SRCS)),$$(eval $$(call batch_rules,$1,batch,$$b)))
+$$(foreach b,$$(call batches,$$($1_WRAP_SRCS)),$$(eval $$(call batch_rules,$1,batch/wrap,$$b)))
 
 # Objects are made again when a command line changes, not only when a file does.
 build/$1/flags.stamp: FORCE | build/$1/config.mk
@@ -70,10 +76,9 @@ build/$1/tests/mpi/%: build/$1/tests/mpi/%.o
 build/$1/bench/%: build/$1/bench/%.o build/$1/libbench.a build/$1/libexamples.a
 	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(filter %.o,$$^) build/$1/libbench.a build/$1/libexamples.a $$($1_LIBS) -o $$@
 
-# Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
 build/$1/tests/%_test: build/$1/tests/%_test.o build/$1/libsupport.a build/$1/libexamples.a \
                        $(if $(GTEST_DIR),build/$1/libgtest.a)
-	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(if $$(filter tests/$$*_test.cpp,$(if $(filter 0,$($1_SANITIZER)),$(TEST_WRAP_SRCS))),$$(WRAP)) \
+	$$(call say,LINK,$$@)$(CXX) $$($1_LINK) $$(if $$(filter batch/wrap/% $$($1_WRAP_SRCS:tests/%_test.cpp=%),$$*),$$(WRAP)) \
 	  $$(filter %.o,$$^) build/$1/libsupport.a build/$1/libexamples.a $$($1_GTEST_LIBS) $$($1_LIBS) -o $$@
 
 -include $$(shell [ ! -d build/$1 ] || find build/$1 -name '*.d')

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+# Several test files in one program: one by one, each would compile the library and the rigs again,
+# which is most of the time that the test suites take. With TESTS=text each file is a program of its
+# own: quicker to make again after a change, and quick to run.
+BATCH ?= $(if $(TESTS),1,8)
+
+# $(call batches,FILES): words FILE,FILE,... (none if a program has one file)
+batches = $(if $(filter-out 1,$(BATCH)),$(shell echo $1 | xargs -r -n $(BATCH) | tr ' ' ','))
+batch_files = $(subst $(comma), ,$1)
+# A batch is named by its first file: tests/plan/heap_test.cpp,... is FOLDER/plan-heap_test.
+batch_name = $1/$(subst /,-,$(patsubst tests/%.cpp,%,$(firstword $(call batch_files,$2))))
+
+# $(call batch_programs,SET,FOLDER,FILES)
+batch_programs = $(foreach b,$(call batches,$3),build/$1/tests/$(call batch_name,$2,$b))
+
+# $(call batch_rules,SET,FOLDER,BATCH): its source is made again when the list changes, not only a file.
+define batch_rules
+build/$1/tests/$(call batch_name,$2,$3).cpp: FORCE
+	@mkdir -p $$(@D)
+	@scripts/test_batch.sh $(call batch_files,$3) >$$@.new && { cmp -s $$@.new $$@ && rm $$@.new || mv $$@.new $$@; }
+build/$1/tests/$(call batch_name,$2,$3).o: build/$1/tests/$(call batch_name,$2,$3).cpp build/$1/flags.stamp
+	$$(call say,CXX,$$@)$$($1_CXX) $($1_TEST_FLAGS) -MMD -MP -c $$< -o $$@
+endef
