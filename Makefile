@@ -73,7 +73,7 @@ BENCH_SUPPORT_SRCS := $(wildcard bench/support/*.c bench/support/*.cpp)
 find_tests = $(sort $(patsubst ./%,%,$(shell [ ! -d tests ] || find tests -name '$1' -type f)))
 TEST_SRCS := $(call find_tests,*_test.cpp)
 PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
-TEST_SUPPORT_SRCS := $(wildcard tests/support/*.cpp tests/ref/*.cpp) $(filter-out %_test.cpp,$(wildcard tests/cudasim/*.cpp))
+TEST_SUPPORT_SRCS := $(filter-out %_test.cpp,$(wildcard tests/support/*.cpp tests/ref/*.cpp tests/cudasim/*.cpp))
 # Code that starts no thread has nothing to show to the thread sanitizer.
 THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h|cudasim.h)' \
   $$(grep -L MFSDP_TEST_ONE_QUEUE $(TEST_SRCS))))
