@@ -1043,6 +1043,7 @@ std::string groups_copy(const GroupsJob &job, ModelDisk *from, ModelDisk *to) {
 /* One checkpoint is the union of the groups' names; its bytes tell nothing of groups or replicas. */
 TEST(Groups, TheSameBytesFromEveryLayout) {
   for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16}) {
+    if (MFSDP_TEST_SANITIZER && dtype == MFSDP_F32) continue; /* BF16 has masters as well */
     const std::vector<GroupsJob> all = layouts(dtype);
     ModelDisk first;
     ASSERT_EQ(groups_train_and_save(all[0], 2, &first), "");
@@ -1057,8 +1058,10 @@ TEST(Groups, TheSameBytesFromEveryLayout) {
 
 /* Interrupted and resumed is as uninterrupted, in the same layout (the order of sums depends on it). */
 TEST(Groups, GoOnWithTheSameBits) {
-  std::size_t number = 0;
-  for (const GroupsJob &job : layouts(MFSDP_F32)) {
+  const std::vector<GroupsJob> all = layouts(MFSDP_F32);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (MFSDP_TEST_SANITIZER && i % 2 == 0) continue;
+    const GroupsJob &job = all[i];
     const Expected expected = job.expected(2, 3);
     ModelDisk disk;
     ASSERT_EQ(groups_train_and_save(job, 2, &disk), "");
@@ -1070,8 +1073,7 @@ TEST(Groups, GoOnWithTheSameBits) {
       s.trainer.compare(expected, 2);
       return s.destroy();
     });
-    EXPECT_TRUE(result.ok()) << "layout " << number << "\n" << result.text();
-    ++number;
+    EXPECT_TRUE(result.ok()) << "layout " << i << "\n" << result.text();
   }
 }
 
