@@ -392,7 +392,8 @@ static int open_world(gpt_job *job, mfsdp_context *context, gpt_error *error) {
     if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
     return run_failed(error, mfsdp_context_error(context)->message);
   }
-  if (gpt_mpi_start(o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (gpt_mpi_start(o->deadline * 1000000, o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK)
+    return GPT_USAGE_ERROR;
   if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))
     return gpt_fail(error, "--ranks is %d and MPI started %d processes; leave --ranks out",
                     (int)o->ranks, (int)gpt_mpi_size(job->mpi));

@@ -12,7 +12,7 @@ struct gpt_mpi {
   mfsdp_mpi_world *world;
 };
 
-int gpt_mpi_start(int32_t batch_count, gpt_mpi **out, gpt_error *error) {
+int gpt_mpi_start(int64_t deadline_us, int32_t batch_count, gpt_mpi **out, gpt_error *error) {
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
   gpt_mpi *mpi = (gpt_mpi *)calloc(1, sizeof(*mpi));
@@ -23,6 +23,7 @@ int gpt_mpi_start(int32_t batch_count, gpt_mpi **out, gpt_error *error) {
     free(mpi);
     return gpt_fail(error, "MPI did not start; run the program with mpirun");
   }
+  desc.deadline_us = deadline_us;
   desc.batch_count = batch_count;
   if (mfsdp_context_init(&mpi->context, &context_desc) != MFSDP_OK ||
       mfsdp_mpi_world_wrap(&mpi->context, MPI_COMM_WORLD, &desc, &mpi->world) != MFSDP_OK) {
@@ -60,7 +61,10 @@ void gpt_mpi_poison(gpt_mpi *mpi, const mfsdp_error *why) {
 
 void gpt_mpi_stop(gpt_mpi *mpi, int status) {
   if (mpi == NULL) return;
-  if (status != GPT_OK) (void)MPI_Abort(MPI_COMM_WORLD, status);
+  if (status != GPT_OK) {
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000000);
+    (void)MPI_Abort(MPI_COMM_WORLD, status);
+  }
   (void)mfsdp_mpi_world_destroy(&mpi->context, mpi->world);
   (void)mfsdp_context_destroy(&mpi->context);
   free(mpi);
@@ -69,8 +73,8 @@ void gpt_mpi_stop(gpt_mpi *mpi, int status) {
 
 #else
 
-int gpt_mpi_start(int32_t batch_count, gpt_mpi **out, gpt_error *error) {
-  (void)batch_count;
+int gpt_mpi_start(int64_t deadline_us, int32_t batch_count, gpt_mpi **out, gpt_error *error) {
+  (void)deadline_us, (void)batch_count;
   *out = NULL;
   return gpt_fail(error, "--transport mpi: not in this build");
 }

@@ -16,9 +16,9 @@ extern "C" {
 
 typedef struct gpt_mpi gpt_mpi;
 
-/* Initializes MPI and makes a world of all its processes. `deep`: batches queued at a time, as with
- * --prefetch. Collective. */
-int gpt_mpi_start(int32_t batch_count, gpt_mpi **out, gpt_error *error);
+/* Initializes MPI and makes a world of all its processes, with this deadline and so many batches
+ * that may be queued at a time. Collective. */
+int gpt_mpi_start(int64_t deadline_us, int32_t batch_count, gpt_mpi **out, gpt_error *error);
 int32_t gpt_mpi_rank(const gpt_mpi *mpi);
 int32_t gpt_mpi_size(const gpt_mpi *mpi);
 /* NULL if queues may have threads of their own, else why not. */
@@ -28,8 +28,8 @@ mfsdp_status gpt_mpi_links(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_bac
                            mfsdp_transport *transport, mfsdp_control *control);
 /* Tells the peers of a failure that is not the transport's own. */
 void gpt_mpi_poison(gpt_mpi *mpi, const mfsdp_error *why);
-/* Ends MPI, after the links. A failed run leaves by MPI_Abort, since peers may be gone; the call
- * then does not come back. */
+/* Ends MPI, after the links. A failed run leaves by MPI_Abort, since peers may be gone, a second
+ * later, so that they have said what they know; the call then does not come back. */
 void gpt_mpi_stop(gpt_mpi *mpi, int status);
 
 #ifdef __cplusplus

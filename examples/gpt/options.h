@@ -46,6 +46,8 @@ extern "C" {
     "ranks are threads of this process, or the processes of an mpirun")                          \
   X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical|native|auto",    \
     "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
+  X(INTEGER, deadline, "deadline", "60", 1, 86400, "S",                                          \
+    "seconds without progress until a rank that does not answer is an error")                    \
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
     "micro-batches per rank and step")                                                           \
   X(INTEGER, steps, "steps", "300", 1, 1000000000, "N", "optimizer steps")                       \
@@ -103,8 +105,7 @@ extern "C" {
     "steps between new roots of Shampoo, or new bases of SOAP")                                  \
   X(INTEGER, precondition_limit, "precondition-limit", "10000", 0, 1048576, "N",                 \
     "longer sides of a matrix are not preconditioned by Shampoo and SOAP")                       \
-  X(CHOICE, graft, "graft", "adamw", 0, 0, "adamw|sgd|none",                                     \
-    "whose norm Shampoo's steps have")
+  X(CHOICE, graft, "graft", "adamw", 0, 0, "adamw|sgd|none", "whose norm Shampoo's steps have")
 
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW, GPT_OPTIMIZER_SHAMPOO, GPT_OPTIMIZER_SOAP };

@@ -2,6 +2,7 @@
 #include "rank.h"
 
 #include "checkpoint.h"
+#include "fault.h"
 #include "mfsdp/dtype.h"
 
 #include <stdio.h>
@@ -22,6 +23,7 @@ void gpt_job_set_dtype(gpt_job *job) {
 mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
   desc.world = (int32_t)job->options.ranks;
+  desc.deadline_us = job->options.deadline * 1000000;
   /* A reduction is a batch for each chunk of 256 KiB; a full ring would hold the caller up. */
   if (job->options.prefetch > 0) desc.batch_count = 64;
   return desc;
@@ -104,6 +106,7 @@ static void init_value(void *user, int32_t param, int64_t first, int64_t count, 
 /* Adds up the time of the phase "optimizer", and hands all phases on to --trace. */
 static void trace(void *user, int begin, const char *lane, const char *label) {
   gpt_rank *rank = (gpt_rank *)user;
+  if (begin) gpt_fault_at(rank->index, label, &rank->context, &rank->control);
   if (rank->job->trace != NULL) gpt_trace_mark(rank->job->trace, rank->index, begin, lane, label);
   if (strcmp(label, "optimizer") != 0) return;
   if (begin)
@@ -351,9 +354,11 @@ mfsdp_status gpt_rank_validate(gpt_rank *rank, double *loss) {
     own[round] = rank->model.loss;
   }
   rank->model.evaluating = 0;
+  mfsdp_trace_begin(&rank->context, "host", "validation losses");
   MFSDP_TRY(rank->control.ops->allgather(rank->control.self, &rank->context, own,
                                          (size_t)rounds * sizeof(double), rank->losses,
                                          rank->control.deadline_us));
+  mfsdp_trace_end(&rank->context, "host", "validation losses");
   for (batch = 0; batch < GPT_VALIDATION_BATCHES; ++batch)
     sum += rank->losses[(batch % ranks) * rounds + batch / ranks];
   *loss = sum / GPT_VALIDATION_BATCHES;

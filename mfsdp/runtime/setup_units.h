@@ -13,6 +13,10 @@
 
 /* ---- groups and parameters ---- */
 
+/* A transport whose time is up may take a second to find out who does not answer: the runtime's own
+ * waits are longer by more than that, so that its words come out and not "the queue is late". */
+#define MFSDP__DEADLINE_MARGIN_US 1500000
+
 MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt) {
   void *memory;
   int32_t g;
@@ -42,6 +46,9 @@ MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt) {
       rt->deadline_us = to->replica->deadline_us;
     if (to->world > rt->export_xfer_count) rt->export_xfer_count = to->world;
   }
+  rt->deadline_us = rt->deadline_us > INT64_MAX - MFSDP__DEADLINE_MARGIN_US
+                        ? INT64_MAX
+                        : rt->deadline_us + MFSDP__DEADLINE_MARGIN_US;
   return MFSDP_OK;
 }
 

@@ -139,7 +139,7 @@ struct mfsdp_runtime {
   mfsdp_event *reduced;      /* last point of `communication` that `compute` waits for */
   mfsdp_event *verdict_ready, *step_done;
   mfsdp_trace_mark optimizer_begin, optimizer_end;
-  int64_t deadline_us; /* the shortest of all transports */
+  int64_t deadline_us; /* of waits for a queue: the shortest of all transports, and a margin */
 
   /* state */
   int32_t in_step, micro_batch_count, value_count, weight_count, verdict_pending;

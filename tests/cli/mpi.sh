@@ -132,3 +132,33 @@ fails fail-leave-control MFSDP_E_PEER 'rank 1, which has left' '0 2 3'
 fails fail-poison MFSDP_E_IO "the test's own reason" '0 1 2 3'
 fails fail-length MFSDP_E_MISMATCH 'rank [01] sends a .*message' '0 1 2 3'
 fails fail-check MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
+
+# ---- a rank of a real training that fails in each phase ----
+# The three ways of a phase run side by side: they mostly wait. The stopped one has queues with threads
+# of their own. Each line gets the time it came at.
+stamp() { while IFS= read -r line; do echo "$(date +%s%3N) $line"; done; }
+phase_fails() { # HOW PHASE: what became of it in $work/phase.HOW
+  [ "$1" = stop ] && workers='--prefetch 1' || workers=''
+  # shellcheck disable=SC2086
+  MFSDP_TEST_FAULT="1 $1 $2" timeout -k 5 60 $launcher -n 4 $program --transport mpi $small $workers --deadline 1 \
+    2>&1 >/dev/null </dev/null | stamp >"$work/phase.$1"
+}
+phase_verdicts() { # HOW PHASE PATTERN: every survivor says who and what, in time
+  at=$(sed -n "s/^\([0-9]*\) fault: rank 1: $1 at $2\$/\1/p" "$work/phase.$1")
+  for rank in 0 2 3; do
+    line=$(grep "train_gpt: rank $rank: MFSDP_E_" "$work/phase.$1" | head -n 1)
+    if [ -z "$at" ]; then bad "train_gpt, $1 at $2: rank $rank" 'there was no fault'
+    elif ! printf '%s' "$line" | grep -q "$3"; then bad "train_gpt, $1 at $2: rank $rank" "'$line'"
+    elif [ $((${line%% *} - at)) -gt 5000 ]; then bad "train_gpt, $1 at $2: rank $rank" "after $((${line%% *} - at)) ms"
+    else ok "train_gpt, $1 at $2: rank $rank"; fi
+  done
+}
+for phase in 'gather unit 1' 'reduce unit 1' 'gather verdict' 'validation losses'; do
+  operation=$phase
+  [ "$phase" != 'validation losses' ] || operation='control allgather'
+  for how in kill stop leave; do phase_fails $how "$phase" & done
+  wait
+  phase_verdicts kill "$phase" "$operation: .*rank 1 .*does not answer"
+  phase_verdicts stop "$phase" "$operation: .*rank 1 .*does not answer"
+  phase_verdicts leave "$phase" "$operation: .*rank 1,\{0,1\} .*has left"
+done

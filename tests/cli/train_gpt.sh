@@ -55,7 +55,7 @@ split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
 # ---- other collectives: the same bytes, and results that do not depend on prefetch ----
 # shellcheck disable=SC2086
 $program $small --ranks 4 >"$work/direct" 2>/dev/null
-for collective in ring hierarchical; do
+for collective in ring hierarchical native auto; do
   # shellcheck disable=SC2086
   $program $small --ranks 4 --collective $collective >"$work/out" 2>"$work/err"
   for class in materialize reduce optimizer_matrix; do

@@ -533,12 +533,25 @@ static void measure_wire(int nbytes) {
   free(out);
 }
 
+/* Before MPI_Init and after MPI_Finalize there is no world to be had. Says so if there was. */
+static void expect_no_world(const char *when) {
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  const mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
+  mfsdp_mpi_world *world = NULL;
+  mfsdp_context context;
+  if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK ||
+      mfsdp_mpi_world_wrap(&context, MPI_COMM_WORLD, &desc, &world) != MFSDP_E_STATE ||
+      world != NULL || strstr(context.error.message, when) == NULL)
+    printf("not ok: a world, %s\n", when);
+}
+
 int main(int argc, char **argv) {
   const int worker = argc > 1 && strstr(argv[1], "worker") != NULL;
   int level = 0, wanted = MPI_THREAD_MULTIPLE;
   if (argc < 2) return 2;
   scenario_name = argv[1];
   if (strcmp(argv[1], "funneled") == 0) wanted = MPI_THREAD_FUNNELED;
+  expect_no_world("not initialized");
   if (MPI_Init_thread(&argc, &argv, wanted, &level) != MPI_SUCCESS) return 1;
   if (strcmp(argv[1], "wire") == 0)
     measure_wire(argc > 2 ? atoi(argv[2]) : 1000000);
@@ -547,5 +560,6 @@ int main(int argc, char **argv) {
   else
     run_whole(worker);
   (void)MPI_Finalize();
+  expect_no_world("finalized");
   return 0;
 }

@@ -195,6 +195,114 @@ TEST(Failure, OfEveryPieceOfQueuedWorkWithWorkers) {
   fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_WORKER), true);
 }
 
+/* A transport whose rank, at its first batch with this label, stalls until the world has an error, or
+ * leaves the world without a word. */
+class QuittingTransport {
+public:
+  QuittingTransport(const mfsdp_transport &inner, const std::string &label, bool leaves)
+      : inner_(inner), ops_(*inner.ops), label_(label), leaves_(leaves) {
+    ops_.submit = submit;
+    ops_.reserve = reserve;
+    ops_.poll = poll;
+    ops_.poison = poison;
+    ops_.destroy = destroy;
+    ops_.native = nullptr;
+    ops_.native_prepare = nullptr;
+    table = inner;
+    table.ops = &ops_;
+    table.self = this;
+  }
+  mfsdp_transport table;
+  int64_t quit_us = 0; /* when it did */
+
+private:
+  static QuittingTransport *of(void *self) { return static_cast<QuittingTransport *>(self); }
+  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
+                             const mfsdp_batch *batch) {
+    QuittingTransport *t = of(self);
+    if (t->quit_us == 0 && batch->label == t->label_) {
+      t->quit_us = mfsdp_clock_us();
+      if (t->leaves_) {
+        MFSDP_TRY(t->inner_.ops->destroy(t->inner_.self, context));
+        t->inner_.self = nullptr;
+        return MFSDP_FAIL(context, MFSDP_E_IO, "this rank has quit");
+      }
+      while (poll(self, context) == MFSDP_OK)
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+    }
+    return t->inner_.ops->submit(t->inner_.self, context, queue, batch);
+  }
+  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
+    return of(self)->inner_.ops->reserve(of(self)->inner_.self, context, count);
+  }
+  static mfsdp_status poll(void *self, mfsdp_context *context) {
+    if (of(self)->inner_.self == nullptr) return MFSDP_OK;
+    return of(self)->inner_.ops->poll(of(self)->inner_.self, context);
+  }
+  static void poison(void *self, const mfsdp_error *why) {
+    if (of(self)->inner_.self != nullptr) of(self)->inner_.ops->poison(of(self)->inner_.self, why);
+  }
+  static mfsdp_status destroy(void *self, mfsdp_context *context) {
+    (void)self, (void)context; /* the rig's own, or gone */
+    return MFSDP_OK;
+  }
+
+  mfsdp_transport inner_;
+  mfsdp_transport_ops ops_;
+  std::string label_;
+  bool leaves_;
+};
+
+/* What a survivor says, of a rank 2 that quits at `phase`. */
+void quits_at(const std::string &phase, bool leaves, mfsdp_host_queue_kind kind) {
+  const Job job = failing_job(kind);
+  const int64_t deadline_us = 300 * 1000;
+  test::RanksOptions options = test::ranks_of(job, 3);
+  std::atomic<int64_t> quit_us{0};
+  int64_t after_us[3] = {0, 0, 0};
+  options.world.deadline_us = deadline_us;
+  const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+    QuittingTransport quitting(rank.transport, phase, leaves);
+    Trainer t(&rank, &job, 1);
+    mfsdp_status status;
+    if (rank.rank == 2) t.transport = quitting.table;
+    if (rank.rank == 2 && phase == "control allgather") {
+      quit_us = mfsdp_clock_us();
+      if (!leaves) mfsdp_clock_sleep_until(quit_us + 3 * deadline_us);
+      return leaves ? MFSDP_OK : rank.transport.ops->poll(rank.transport.self, &rank.context);
+    }
+    status = t.create();
+    for (int64_t s = 0; s < 2 && status == MFSDP_OK; ++s)
+      status = t.step(s);
+    const mfsdp_error error = *mfsdp_context_error(&rank.context);
+    after_us[rank.rank] = mfsdp_clock_us();
+    if (rank.rank == 2) quit_us = quitting.quit_us;
+    require(t.runtime == nullptr || t.destroy() == MFSDP_OK, "destroy after a failure");
+    if (rank.rank == 2 && leaves) rank.transport.self = nullptr; /* for the rig: it is gone */
+    if (rank.rank == 2) return MFSDP_OK;
+    return mfsdp_context_take_error(&rank.context, &error);
+  });
+  EXPECT_TRUE(result.clean()) << phase << ": " << result.text();
+  for (std::size_t r = 0; r < 2; ++r) {
+    const std::string message = result[r].error.message;
+    EXPECT_TRUE(result[r].status == MFSDP_E_POISONED ||
+                result[r].status == (leaves ? MFSDP_E_PEER : MFSDP_E_TIMEOUT))
+        << phase << ": " << result.text();
+    EXPECT_EQ(result[r].error.culprit, 2) << phase << ": " << result.text();
+    EXPECT_NE(message.find(phase + ": rank "), std::string::npos) << phase << ": " << message;
+    EXPECT_NE(message.find(leaves ? "has left" : "rank 2 "), std::string::npos) << message;
+    EXPECT_LT(after_us[r] - quit_us, (leaves ? 0 : deadline_us) + 2 * 1000000) << phase;
+  }
+}
+
+/* In each phase: materialize, reduce, scalar, control. */
+TEST(Failure, ARankStallsOrLeavesInEachPhase) {
+  for (const char *phase :
+       {"gather unit 1", "reduce unit 1", "gather verdict", "control allgather"})
+    for (const bool leaves : {false, true})
+      quits_at(phase, leaves, leaves ? MFSDP_HOST_QUEUE_INLINE : MFSDP_HOST_QUEUE_WORKER);
+}
+
 /* A rank that goes away in the middle of a step: the others hear of it by the deadline. */
 TEST(Failure, ARankLeaves) {
   const Job job = failing_job(MFSDP_HOST_QUEUE_INLINE);
