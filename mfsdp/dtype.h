@@ -61,8 +61,8 @@ MFSDP_DEVICE_API int mfsdp_f64_is_finite(double value) {
 /* ---- bf16: the upper half of an f32 ---- */
 
 /* Exact. */
-MFSDP_DEVICE_API float mfsdp_f32_from_bf16(uint16_t half) {
-  return mfsdp_f32_from_bits((uint32_t)half << 16);
+MFSDP_DEVICE_API float mfsdp_f32_from_bf16(uint16_t narrow16) {
+  return mfsdp_f32_from_bits((uint32_t)narrow16 << 16);
 }
 
 /* One rounding, to nearest even. */
@@ -78,9 +78,9 @@ MFSDP_DEVICE_API uint16_t mfsdp_bf16_from_f32(float value) {
 /* ---- f16: 5 exponent bits, 10 mantissa bits ---- */
 
 /* Exact. */
-MFSDP_DEVICE_API float mfsdp_f32_from_f16(uint16_t half) {
-  const uint32_t sign = ((uint32_t)half & 0x8000u) << 16;
-  const uint32_t shifted = ((uint32_t)half & 0x7fffu) << 13;
+MFSDP_DEVICE_API float mfsdp_f32_from_f16(uint16_t narrow16) {
+  const uint32_t sign = ((uint32_t)narrow16 & 0x8000u) << 16;
+  const uint32_t shifted = ((uint32_t)narrow16 & 0x7fffu) << 13;
   const uint32_t exponent = shifted & 0x0f800000u;
   const uint32_t normal = shifted + (112u << 23);
   const uint32_t special = shifted + (224u << 23);
@@ -138,12 +138,16 @@ MFSDP_API double mfsdp_element_get(const void *data, mfsdp_dtype dtype, int64_t 
   const unsigned char *at = (const unsigned char *)data + (size_t)index * mfsdp_dtype_nbytes(dtype);
   float narrow;
   double wide;
-  uint16_t half;
+  uint16_t narrow16;
   switch (dtype) {
   case MFSDP_F32: memcpy(&narrow, at, sizeof(narrow)); return (double)narrow;
   case MFSDP_F64: memcpy(&wide, at, sizeof(wide)); return wide;
-  case MFSDP_BF16: memcpy(&half, at, sizeof(half)); return (double)mfsdp_f32_from_bf16(half);
-  case MFSDP_F16: memcpy(&half, at, sizeof(half)); return (double)mfsdp_f32_from_f16(half);
+  case MFSDP_BF16:
+    memcpy(&narrow16, at, sizeof(narrow16));
+    return (double)mfsdp_f32_from_bf16(narrow16);
+  case MFSDP_F16:
+    memcpy(&narrow16, at, sizeof(narrow16));
+    return (double)mfsdp_f32_from_f16(narrow16);
   }
   return mfsdp_f64_from_bits(UINT64_C(0x7ff8000000000000));
 }
@@ -152,13 +156,13 @@ MFSDP_API double mfsdp_element_get(const void *data, mfsdp_dtype dtype, int64_t 
 MFSDP_API void mfsdp_element_set(void *data, mfsdp_dtype dtype, int64_t index, double value) {
   unsigned char *at = (unsigned char *)data + (size_t)index * mfsdp_dtype_nbytes(dtype);
   const float narrow = (float)value;
-  const uint16_t half =
+  const uint16_t narrow16 =
       dtype == MFSDP_BF16 ? mfsdp_bf16_from_f64(value) : mfsdp_f16_from_f64(value);
   switch (dtype) {
   case MFSDP_F32: memcpy(at, &narrow, sizeof(narrow)); break;
   case MFSDP_F64: memcpy(at, &value, sizeof(value)); break;
   case MFSDP_BF16:
-  case MFSDP_F16: memcpy(at, &half, sizeof(half)); break;
+  case MFSDP_F16: memcpy(at, &narrow16, sizeof(narrow16)); break;
   }
 }
 

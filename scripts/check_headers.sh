@@ -101,14 +101,49 @@ for header in $headers; do
     # The declaration: C wants one in every file, and a header may have none.
     printf '#include "%s"\n#include "%s"\ntypedef int check_unit;\n' "$header" "$header" >"$stem.$suffix"
   done
-  compile_jobs "$header" "$stem" "$flags -fsyntax-only" 'c11 c++11 c++17'
-  if [ $nvcc_works = 1 ]; then
+  # nvcc takes seconds for each file: the parts of its backend come with the whole.
+  part=0 standards='c11 c++11 c++17'
+  case $header in mfsdp/cuda/cuda_*) part=1 standards='c11 c++11' ;; esac
+  compile_jobs "$header" "$stem" "$flags -fsyntax-only" "$standards"
+  if [ $nvcc_works = 1 ] && [ $part = 0 ]; then
     job "$header nvcc c++17" "$(nvcc_command "$stem.cu" "$flags" "$stem.cu.o")"
   fi
   echo "#include \"$header\"" >>"$all"
   add_flags
 done
 if [ -z "$headers" ]; then say 'not ok headers: there are none'; fi
+
+# ---- the kernels ----
+# For two devices and for those to come, with the same warnings as the headers; then in programs of two
+# files that use the backend, with and without relocatable device code. Nothing may stay undefined.
+kernels=mfsdp/cuda/kernels.cu
+hidden='-Xcompiler -fvisibility=hidden'
+if [ -f $kernels ] && [ $nvcc_works = 1 ]; then
+  for unit in a b; do
+    {
+      echo '#include "mfsdp/cuda/backend_cuda.h"'
+      echo "mfsdp_status make_$unit(mfsdp_context *c, const mfsdp_cuda_backend_desc *d, mfsdp_cuda_backend **out) {"
+      echo '  return mfsdp_cuda_backend_create(c, d, out); }'
+      [ $unit = a ] || echo 'mfsdp_status make_a(mfsdp_context *, const mfsdp_cuda_backend_desc *, mfsdp_cuda_backend **);
+int main() { return make_a(0, 0, 0) == make_b(0, 0, 0) ? 0 : 1; }'
+    } >"$tmp/cuda_$unit.cu"
+  done
+  for rdc in false true; do
+    stem=$tmp/rdc_$rdc
+    case $rdc in
+    false) what='sm_80, sm_90, PTX, linked'
+      targets='-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]' ;;
+    *) what='linked as relocatable device code' targets='-arch=sm_90' ;;
+    esac
+    job "$kernels $what" "$(nvcc_command $kernels "-O3 -rdc=$rdc $hidden $targets" $stem.k.o)
+$nvcc -std=c++17 -arch=sm_90 -rdc=$rdc -I. -c $tmp/cuda_a.cu -o $stem.a.o
+$nvcc -std=c++17 -arch=sm_90 -rdc=$rdc -I. -c $tmp/cuda_b.cu -o $stem.b.o
+$nvcc -arch=sm_90 -rdc=$rdc $stem.a.o $stem.b.o $stem.k.o -Xlinker --no-undefined,-rpath,$cuda_root/lib64 -lcublas -lcublasLt -o $stem.program
+$stem.program"
+  done
+else
+  say "skip $kernels: there is no nvcc"
+fi
 
 # ---- switches ----
 # -ffast-math is refused with a reason, unless the caller insists; then all headers still compile.
@@ -136,6 +171,15 @@ if [ -s "$all" ]; then
     job "all headers optimized $family c++17" \
       "$cxx -std=c++17 -O3 $WARN $MATH $keep $all_flags -c $stem.cpp -o $stem.$family.cpp.o"
   done
+
+  # The door to the kernels, which are linked for real above.
+  kernels_stub='' cuda_ld=''
+  if grep -q mfsdp/cuda/kernels.h "$all"; then
+    printf 'const void *mfsdp_cuda_kernels_v1(void);\nconst void *mfsdp_cuda_kernels_v1(void) { return 0; }\n' >"$tmp/stub.c"
+    kernels_stub=$tmp/stub.o
+    $CC -c "$tmp/stub.c" -o "$tmp/stub.o" || exit 1
+    if [ -n "$CUDA_INC" ]; then cuda_ld=$CUDA_LD; fi
+  fi
 
   # Two files of each language in one program: a second definition of anything is a link error.
   for unit in c1.c c2.c p1.cpp p2.cpp u1.cu u2.cu; do
@@ -171,7 +215,7 @@ $line"
     done
     job "linked together: $what files, $family" "$commands
 $c -std=c11 -c $main.c -o $main.o
-$linker $main.o $objects $VENDOR_LD -lpthread -lm -o $main
+$linker $main.o $objects $kernels_stub $VENDOR_LD $cuda_ld -lpthread -lm -o $main
 $main"
   done
 fi

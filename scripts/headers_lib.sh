@@ -28,11 +28,12 @@ find_vendors() {
   LAPACKE_INC=$(sed -n 's/^release_LAPACKE_CFLAGS := //p' "$tmp/config.mk")
   VENDOR_LD=$(sed -n 's/^release_LAPACKE_LIBS := //p; s/^release_CBLAS_LIBS := //p; s/^release_MPI_LIBS := //p' "$tmp/config.mk" | tr '\n' ' ')
   MPI_INC=$(sed -n "s/^release_MPI_CFLAGS := //p" "$tmp/config.mk")
-  CUDA_INC=""
+  CUDA_INC="" CUDA_LD=""
   find_nvcc
   if have "$nvcc"; then
     cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
     if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
+    CUDA_LD="-L$cuda_root/lib64 -Xlinker -rpath -Xlinker $cuda_root/lib64 -lcublas -lcublasLt -lcudart"
   fi
 }
 

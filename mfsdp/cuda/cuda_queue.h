@@ -85,6 +85,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_device_alloc(mfsdp_cuda_backend *cuda, mfsdp_
   error = cudaStreamSynchronize(cuda->memory_stream);
   if (error == cudaSuccess) return MFSDP_OK;
   (void)cudaFreeAsync(*out, cuda->memory_stream);
+  *out = NULL;
   return mfsdp__cuda_fail(context, error, "cudaStreamSynchronize");
 }
 

@@ -72,6 +72,41 @@ public:
   Quiet &operator=(const Quiet &) = delete;
 };
 
+/* Hides this thread's accesses alone, while edges count; only when asked to. */
+class Unseen {
+public:
+#if CUDASIM_TSAN
+  explicit Unseen(bool on) : on_(on) {
+    begin();
+  }
+  ~Unseen() {
+    end();
+  }
+  void begin() {
+    if (!on_) return;
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  void end() {
+    if (!on_) return;
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+
+private:
+  bool on_;
+#else
+  explicit Unseen(bool on) {
+    (void)on;
+  }
+  ~Unseen() {}
+  void begin() {}
+  void end() {}
+#endif
+  Unseen(const Unseen &) = delete;
+  Unseen &operator=(const Unseen &) = delete;
+};
+
 /* Edges that CUDA promises. */
 inline void release(void *address) {
 #if CUDASIM_TSAN

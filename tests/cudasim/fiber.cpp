@@ -87,6 +87,16 @@ struct Executor {
 thread_local Thread *running = nullptr;
 thread_local Executor *executor = nullptr;
 
+/* Fibers, which may be threads to the sanitizer, share what is this thread's. */
+#if defined(__SANITIZE_THREAD__) || defined(__clang__)
+#define CUDASIM_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+#else
+#define CUDASIM_UNSEEN
+#endif
+CUDASIM_UNSEEN Executor *mine() {
+  return executor;
+}
+
 #if CUDASIM_OWN_SWITCH
 extern "C" void cudasim_switch(void **from, void *to);
 extern "C" void cudasim_start(void);
@@ -128,6 +138,7 @@ __attribute__((noinline)) void switch_context(Context *from, Context *to) {
 /* Runs threads that were not started, until one waits: then this fiber is its own. It never ends, which
  * the compiler must not know: the address sanitizer would clean a stack before such a call. */
 void fiber_loop(Executor *e, Fiber *fiber) {
+  Unseen unseen(e->races); /* what fibers share here is no kernel's */
   while (fiber->alive) {
     while (e->next < e->threads.size()) {
       Thread *thread = &e->threads[e->next++];
@@ -136,20 +147,22 @@ void fiber_loop(Executor *e, Fiber *fiber) {
       running = thread;
       thread->state = State::kReady;
       if (e->races) acquire(&e->launch_edge);
+      unseen.end();
       (*e->body)();
+      unseen.begin();
       if (e->races) release(&e->end_edge);
       thread->state = State::kDone;
       running = nullptr;
       if (e->races) break; /* the next thread is a fiber of its own for the sanitizer */
     }
     fiber->thread = nullptr;
-    e->idle.push_back(fiber);
+    if (!e->races) e->idle.push_back(fiber);
     switch_context(&fiber->context, &e->scheduler);
   }
 }
 
 void fiber_main(Fiber *fiber) {
-  Executor *e = executor;
+  Executor *e = mine();
 #if CUDASIM_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &e->scheduler.bottom, &e->scheduler.nbytes);
 #endif
@@ -215,7 +228,8 @@ void resume(Executor *e, Fiber *fiber) {
 
 /* The thread that runs goes to sleep; the scheduler wakes it. */
 void wait_in(State state) {
-  Executor *e = executor;
+  Executor *e = mine();
+  Unseen unseen(e->races);
   Thread *thread = running;
   Fiber *fiber = thread->fiber;
   if (e->races) release(&e->barrier_edge);
@@ -257,6 +271,7 @@ bool wake_complete_groups(Executor *e) {
 
 void run_block(Executor *e) {
   e->next = 0;
+  if (e->races) release(&e->launch_edge);
   while (e->next < e->threads.size()) {
     if (e->idle.empty()) e->idle.push_back(make_fiber(e));
     Fiber *fiber = e->idle.back();
@@ -271,11 +286,17 @@ void run_block(Executor *e) {
       complain("a kernel's threads wait at different barriers");
       std::abort(); /* the fibers cannot be unwound */
     }
+  if (!e->races) return;
+  /* One block after another, each thread of a block a fiber of its own. */
+  acquire(&e->end_edge);
+  e->idle.clear();
+  for (auto &fiber : e->fibers)
+    e->idle.push_back(fiber.get());
 }
 
 } // namespace
 
-const Coordinates &self() {
+CUDASIM_UNSEEN const Coordinates &self() {
   return running->at;
 }
 
@@ -284,7 +305,8 @@ void sync_threads() {
 }
 
 uint64_t exchange(uint64_t value, unsigned from) {
-  Executor *e = executor;
+  Executor *e = mine();
+  Unseen unseen(e->races);
   Thread *thread = running;
   /* A warp is never two exchanges apart: two places are enough. */
   const unsigned place = thread->exchanges++ % 2;
@@ -314,23 +336,23 @@ cudaError_t check_launch(const cudaLaunchConfig_t *config) {
 }
 
 void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread) {
-  thread_local Executor mine;
+  thread_local Executor own;
   const bool races = CUDASIM_TSAN && thread_races_wanted;
   const unsigned count = block.x * block.y * block.z;
-  if (races || mine.races) drop_fibers(&mine);
-  mine.races = races;
-  executor = &mine;
+  if (races || own.races) drop_fibers(&own);
+  own.races = races;
+  const Unseen unseen(races);
+  executor = &own;
 #if CUDASIM_TSAN
-  mine.scheduler.tsan = races ? __tsan_get_current_fiber() : nullptr;
+  own.scheduler.tsan = races ? __tsan_get_current_fiber() : nullptr;
 #endif
-  mine.body = &thread;
-  mine.threads.resize(count);
-  if (races) release(&mine.launch_edge);
+  own.body = &thread;
+  own.threads.resize(count);
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
         for (unsigned i = 0; i < count; ++i) {
-          Thread *t = &mine.threads[i];
+          Thread *t = &own.threads[i];
           *t = Thread();
           t->index = i;
           t->at.thread.x = i % block.x;
@@ -342,10 +364,9 @@ void run_grid(dim3 grid, dim3 block, const std::function<void()> &thread) {
           t->at.block_dim = block;
           t->at.grid_dim = grid;
         }
-        run_block(&mine);
+        run_block(&own);
       }
-  if (races) acquire(&mine.end_edge);
-  mine.body = nullptr;
+  own.body = nullptr;
 }
 
 } // namespace cudasim
