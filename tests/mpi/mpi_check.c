@@ -36,6 +36,29 @@ typedef struct peer {
 
 static const char *scenario_name = "?";
 
+/* ---- what the transport asks of MPI: its own entry points, between the transport and MPI ---- */
+
+static int highest_tag, longest_message; /* of data; from any thread */
+
+static void note(int tag, int count) {
+  if (tag > __atomic_load_n(&highest_tag, __ATOMIC_RELAXED))
+    __atomic_store_n(&highest_tag, tag, __ATOMIC_RELAXED);
+  if (tag == MFSDP__MPI_TAG_DATA && count > __atomic_load_n(&longest_message, __ATOMIC_RELAXED))
+    __atomic_store_n(&longest_message, count, __ATOMIC_RELAXED);
+}
+
+int MPI_Isend(const void *buffer, int count, MPI_Datatype datatype, int other, int tag,
+              MPI_Comm comm, MPI_Request *request) {
+  note(tag, count);
+  return PMPI_Isend(buffer, count, datatype, other, tag, comm, request);
+}
+
+int MPI_Irecv(void *buffer, int count, MPI_Datatype datatype, int other, int tag, MPI_Comm comm,
+              MPI_Request *request) {
+  note(tag, count);
+  return PMPI_Irecv(buffer, count, datatype, other, tag, comm, request);
+}
+
 static void expect(peer *p, int condition, const char *what) {
   if (condition) return;
   ++p->failures;
@@ -339,6 +362,45 @@ static void check_collectives(peer *p) {
     }
 }
 
+/*
+ * Rank 0 comes late to a sum for rank 2. The others have given their terms and leave at once, which
+ * rank 2 hears while it still waits: they have done their part and are not to blame. Two parts of
+ * one element, so that MPI sends terms up a tree, whose leaves are done at once. Nothing may follow.
+ */
+static void check_leavers_have_done_their_part(peer *p) {
+  static float full[2], sums[2];
+  mfsdp_native_part parts[2];
+  mfsdp_native_args args;
+  int i;
+  memset(&args, 0, sizeof(args));
+  memset(parts, 0, sizeof(parts));
+  args.struct_nbytes = sizeof(args);
+  args.kind = MFSDP_NATIVE_REDUCE;
+  args.dtype = MFSDP_F32;
+  args.parts = parts;
+  args.part_count = 2;
+  args.src = full;
+  args.dst = p->rank == 2 ? sums : NULL;
+  args.traffic = MFSDP_TRAFFIC_REDUCE;
+  args.label = "late";
+  for (i = 0; i < 2; ++i) {
+    parts[i].owner = 2;
+    parts[i].count = 1;
+    parts[i].unit_offset = parts[i].shard_offset = i;
+  }
+  for (i = 0; i < 2; ++i)
+    full[i] = (float)(p->rank + i);
+  if (p->rank == 0) mfsdp_clock_sleep_until(mfsdp_clock_us() + 3 * MFSDP__MPI_LEFT_GRACE_US);
+  expect(p,
+         p->transport.ops->native_prepare(p->transport.self, &p->context, &args, &args.form) ==
+                 MFSDP_OK &&
+             mfsdp_transport_native(&p->context, &p->transport, p->queue, &args) == MFSDP_OK &&
+             finish(p) == MFSDP_OK,
+         "a sum whose others have left");
+  for (i = 0; i < 2 && p->rank == 2; ++i)
+    expect(p, sums[i] == (float)(p->size * (p->size - 1) / 2 + p->size * i), "a sum is wrong");
+}
+
 static void check_bad_input(peer *p) {
   char bytes[2] = {0, 0};
   mfsdp_xfer x = message((p->rank + 1) % p->size, 1, bytes, 1);
@@ -398,6 +460,10 @@ static void run_whole(int worker) {
     check_transfers(&p, 77);
     check_stream(&p);
     check_collectives(&p);
+    /* Fault b8: tags that count would be far beyond these by now. */
+    expect(&p, highest_tag <= MFSDP__MPI_TAG_LEFT, "a tag that is none of the kinds of messages");
+    expect(&p, again || longest_message <= 1000, "a message was not cut");
+    if (again && p.size > 2) check_leavers_have_done_their_part(&p);
     failures += p.failures;
     p.failures = 0;
     expect(&p, close_peer(&p) == MFSDP_OK, "close");
