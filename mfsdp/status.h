@@ -92,6 +92,15 @@ MFSDP_API mfsdp_error mfsdp_error_none(void) {
   return error;
 }
 
+/* Makes *error say the same without writing its whole message: for what is called often. */
+MFSDP_API void mfsdp_error_clear(mfsdp_error *error) {
+  error->status = MFSDP_OK;
+  error->rank = error->culprit = -1;
+  error->line = 0;
+  error->file = "";
+  error->message[0] = '\0';
+}
+
 MFSDP_API MFSDP_FORMAT(6, 0) void mfsdp__error_vset(mfsdp_error *error, mfsdp_status status,
                                                     int32_t culprit, const char *file, int32_t line,
                                                     const char *format, va_list arguments) {

@@ -17,6 +17,7 @@
 #include "../backend.h"
 #include "host_half.h"
 #include "host_math.h"
+#include "host_tiny.h"
 
 #define MFSDP__HOST_MIRROR_TILE 32
 #define MFSDP__HOST_MIRROR_BLOCK 8
@@ -122,23 +123,6 @@ MFSDP_API void mfsdp__host_rank_k(const mfsdp_host_math *math, const mfsdp_gemm_
                 first == 0 ? args->beta : 1.0f, d, args->d.row_stride);
 }
 
-/* Elements of an operand that is transposed first: 16 kB on the stack. */
-#define MFSDP__HOST_TRANSPOSE_COUNT 4096
-
-/* to[cols][rows] = from[rows][cols]. */
-MFSDP_API void mfsdp__host_transpose(float *MFSDP_RESTRICT to, const float *MFSDP_RESTRICT from,
-                                     int64_t stride, int64_t rows, int64_t cols) {
-  const int64_t block = MFSDP__HOST_MIRROR_BLOCK;
-  int64_t row, i, j;
-  for (row = 0; row + block <= rows; row += block)
-    for (j = 0; j < cols; ++j)
-      for (i = 0; i < MFSDP__HOST_MIRROR_BLOCK; ++i)
-        to[j * rows + row + i] = from[(row + i) * stride + j];
-  for (; row < rows; ++row)
-    for (j = 0; j < cols; ++j)
-      to[j * rows + row] = from[row * stride + j];
-}
-
 /* d = alpha op(a) op(a)^T + beta d for a small a: OpenBLAS multiplies small matrices that are not
  * transposed up to twice as fast, which pays for transposing one. */
 MFSDP_API void mfsdp__host_small_rank_k(const mfsdp_host_math *math, const mfsdp_gemm_args *args,
@@ -157,6 +141,7 @@ MFSDP_API void mfsdp__host_small_rank_k(const mfsdp_host_math *math, const mfsdp
 /* Ways to compute a product. */
 typedef enum mfsdp__host_route {
   MFSDP__HOST_FULL = 1, /* all of it */
+  MFSDP__HOST_TINY,     /* all of it, without a BLAS */
   MFSDP__HOST_SMALL,    /* all of a a^T, by a transposed copy */
   MFSDP__HOST_PANELS,   /* panels of the upper triangle, then the mirror */
   MFSDP__HOST_RANK_K    /* the upper triangle of a a^T or a^T a, then the mirror */
@@ -166,6 +151,7 @@ MFSDP_API mfsdp__host_route mfsdp__host_route_of(const mfsdp_gemm_args *args) {
   const int64_t n = args->d.rows, k = args->trans_a ? args->a.rows : args->a.cols;
   const int same = args->a.data == args->b.data && args->a.row_stride == args->b.row_stride &&
                    args->a.batch_stride == args->b.batch_stride;
+  if (mfsdp__host_tiny_fits(args, args->d.rows, args->d.cols, k)) return MFSDP__HOST_TINY;
   if (same && args->trans_a != args->trans_b && n < MFSDP__HOST_PANELS_FROM && k > 0 &&
       k <= MFSDP__HOST_TRANSPOSE_COUNT / n)
     return MFSDP__HOST_SMALL;
@@ -184,7 +170,9 @@ MFSDP_API void mfsdp__host_gemm_one(const mfsdp_host_math *math, const mfsdp_gem
   const int64_t k = args->trans_a ? args->a.rows : args->a.cols;
   const mfsdp__host_route route = mfsdp__host_route_of(args);
   int64_t i;
-  if (args->beta != 0.0f && c != d)
+  if (route == MFSDP__HOST_TINY)
+    mfsdp__host_tiny(args, a, b, c, d);
+  else if (args->beta != 0.0f && c != d)
     mfsdp__host_copy_matrix(d, args->d.row_stride, c, args->c.row_stride, m, n,
                             route == MFSDP__HOST_RANK_K);
   if (route == MFSDP__HOST_RANK_K)
@@ -193,7 +181,7 @@ MFSDP_API void mfsdp__host_gemm_one(const mfsdp_host_math *math, const mfsdp_gem
     mfsdp__host_small_rank_k(math, args, a, d);
   else if (route == MFSDP__HOST_PANELS)
     mfsdp__host_gemm_panels(math, args, a, b, d);
-  else if (k > 0 || args->beta != 1.0f)
+  else if (route == MFSDP__HOST_FULL && (k > 0 || args->beta != 1.0f))
     math->sgemm(args->trans_a, args->trans_b, m, n, k, args->alpha, a, args->a.row_stride, b,
                 args->b.row_stride, args->beta, d, args->d.row_stride);
   if (route == MFSDP__HOST_PANELS || route == MFSDP__HOST_RANK_K)

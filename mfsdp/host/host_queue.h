@@ -93,7 +93,7 @@ struct mfsdp_host_backend {
 MFSDP_API mfsdp_status mfsdp__host_run(mfsdp__host_queue *queue, mfsdp__host_work work,
                                        const void *arguments, mfsdp_error *error) {
   mfsdp_status status;
-  *error = mfsdp_error_none();
+  mfsdp_error_clear(error);
   status = work(queue->host, arguments, error);
   if (status != MFSDP_OK && error->status == MFSDP_OK)
     (void)MFSDP_ERROR_SET(error, status, -1, "queue %s: a task returned %s without a message",
