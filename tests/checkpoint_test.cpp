@@ -396,6 +396,20 @@ TEST(Checkpoint, TheSameWhenAStepIsSavedAgain) {
   crash_everywhere(0, 0);
 }
 
+/* The folder's own name: a process that was killed made it, and had not synced the one above. */
+TEST(Checkpoint, AFolderThatWasThereIsMadeDurable) {
+  const Job job = small_job();
+  ModelDisk disk;
+  mfsdp_io io = disk.io();
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_make_folder(&context, &io, "run", nullptr), MFSDP_OK);
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  disk.crash(Crash::kLoseUnsynced, 1);
+  EXPECT_EQ(look(job, &disk).step, 1) << look(job, &disk).error;
+}
+
 /* With the other threads' calls between those of the ranks in any order. */
 TEST(Checkpoint, TheSameOfASaveInTheBackground) {
   crash_everywhere(1, 1, Way::kPolled);
@@ -616,6 +630,48 @@ TEST(Checkpoint, DestroyWhileASaveRuns) {
     EXPECT_EQ(look(job, &disk).step, writing ? 1 : 2);
     ASSERT_EQ(train_and_save(job, 2, 2, &disk), ""); /* the lock is free */
   }
+}
+
+/* A poll does not wait for a disk: it gives a lost rank the time of a step, not that of a save. */
+TEST(Checkpoint, APollWaitsNoLongerThanAStep) {
+  struct Asked {
+    const mfsdp_control *real;
+    int64_t most_us;
+    static mfsdp_status allgather(void *user, mfsdp_context *context, const void *send,
+                                  std::size_t nbytes, void *received, int64_t timeout_us) {
+      Asked *self = static_cast<Asked *>(user);
+      self->most_us = std::max(self->most_us, timeout_us);
+      return self->real->ops->allgather(self->real->self, context, send, nbytes, received,
+                                        timeout_us);
+    }
+  };
+  const Job job = small_job();
+  ModelDisk disk;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Held held;
+    Saver s(&rank, &job, 1, &disk);
+    int32_t running = 0;
+    s.use(&held);
+    MFSDP_TRY(s.create());
+    held.hold(true);
+    MFSDP_TRY(s.save_begin());
+    mfsdp__group_entry *group = &s.trainer.runtime->groups[0];
+    Asked asked = {group->control, 0};
+    mfsdp_control_ops ops = *asked.real->ops;
+    mfsdp_control control = *asked.real;
+    ops.allgather = Asked::allgather;
+    control.ops = &ops;
+    control.self = &asked;
+    group->control = &control;
+    MFSDP_TRY(mfsdp_checkpoint_poll(s.checkpoint, &running));
+    group->control = asked.real;
+    held.hold(false); /* before anything fails: a held save is never over */
+    MFSDP_TRY(s.wait());
+    require(running == 1, "held, and not running");
+    require(asked.most_us == control.deadline_us, "a poll waits longer than a step");
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
 }
 
 /* A rank that goes on writing after the others gave up harms no later save of the same step. */
@@ -847,6 +903,57 @@ TEST(Checkpoint, DamagedFilesAreRefused) {
   EXPECT_TRUE(says(look(job, &disk).error, "does not hold a name"));
 }
 
+/* Other tools go by the index; which of two we meet first must not decide what is loaded. */
+TEST(Checkpoint, ATensorInTwoFilesIsRefused) {
+  const Job job = small_job();
+  ModelDisk disk;
+  mfsdp_io io = disk.io();
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  const char *path = "run/step-1/stale.safetensors";
+  mfsdp_io_file *file = nullptr;
+  ASSERT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  const std::string bytes = disk.files().at("run/step-1/model.safetensors");
+  ASSERT_EQ(mfsdp_io_open(&context, &io, path, MFSDP_IO_CREATE, &file), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_write(&context, &io, file, path, 0, bytes.size(), bytes.data()), MFSDP_OK);
+  ASSERT_EQ(mfsdp_io_close(&context, &io, file, path, MFSDP_OK), MFSDP_OK);
+  EXPECT_EQ(look(job, &disk).error, ""); /* nobody names it */
+  std::string *index = disk.bytes("run/step-1/model.safetensors.index.json");
+  ASSERT_NE(index, nullptr);
+  index->replace(index->find("model.safetensors"), 5, "stale");
+  const std::string error = look(job, &disk).error;
+  EXPECT_TRUE(says(error, "'a' is in two files")) << error;
+}
+
+/* A checkpoint says how it was trained: all that one preset has otherwise than another. */
+TEST(Checkpoint, EveryChoiceOfTheOptimizerIsSaved) {
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(small_job(), 2, 1, &disk), "");
+  const std::string &state = disk.files().at("run/step-1/state.safetensors");
+  for (const char *name : {"algorithm",
+                           "lr",
+                           "weight_decay",
+                           "clipped",
+                           "muon.momentum",
+                           "muon.grad_weight",
+                           "muon.nesterov_weight",
+                           "muon.nesterov",
+                           "muon.scale",
+                           "muon.normalize_rows",
+                           "muon.row_beta2",
+                           "muon.row_eps",
+                           "muon.steps",
+                           "muon.coefficients_hash",
+                           "muon.form",
+                           "muon.dtype",
+                           "muon.restarts",
+                           "muon.norm_rule",
+                           "muon.eps",
+                           "muon.norm_factor"})
+    EXPECT_TRUE(says(state, std::string("\"group.0.") + name + "\":")) << name;
+}
+
 TEST(Checkpoint, WrongCalls) {
   const Job job = small_job();
   ModelDisk disk;
@@ -887,6 +994,9 @@ TEST(Checkpoint, WrongCalls) {
                        how.name = "../step-1";
                        test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded),
                                        MFSDP_E_ARGUMENT, "needs one like step-12");
+                       how.name = "step-1.attempt"; /* has its state, and holes for tensors */
+                       test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded),
+                                       MFSDP_E_ARGUMENT, "is not finished");
                        test::must_fail(rank, mfsdp_checkpoint_save(ck, nullptr, 2),
                                        MFSDP_E_ARGUMENT, "2 strings");
                        const mfsdp_safetensors_pair ours = {"step", "1"};

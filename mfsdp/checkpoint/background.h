@@ -226,7 +226,8 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_poll(mfsdp_checkpoint *ck, int32_t *runn
   *running = 0;
   if (job == NULL || job->phase == MFSDP__CK_IDLE) return MFSDP_OK;
   own.value = job->run.ops->idle(job->run.self) ? 0 : 1;
-  MFSDP_TRY(mfsdp__ck_agree(ck, MFSDP_OK, &own));
+  /* Nobody waits for a disk here: a rank that is lost is found out as in a step, not in an hour. */
+  MFSDP_TRY(mfsdp__ck_agree_within(ck, MFSDP_OK, &own, ck->rt->groups[0].control->deadline_us));
   *running = ck->told.value != 0; /* how many still write */
   if (*running) return MFSDP_OK;
   MFSDP_TRY(mfsdp__ck_advance(ck));

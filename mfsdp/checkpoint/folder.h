@@ -291,13 +291,10 @@ MFSDP_API mfsdp_status mfsdp__ck_keep_last(mfsdp_checkpoint *ck, int64_t step) {
   return MFSDP_OK;
 }
 
-/* Makes the folder of checkpoints; a new name is made durable in the folder above. */
-MFSDP_API mfsdp_status mfsdp__ck_make_root(mfsdp_checkpoint *ck) {
+/* Makes the name of the folder of checkpoints durable in the folder above. */
+MFSDP_API mfsdp_status mfsdp__ck_sync_above(mfsdp_checkpoint *ck) {
   char parent[MFSDP__CK_PATH_NBYTES];
   size_t length;
-  int32_t existed = 0;
-  MFSDP_TRY(mfsdp_io_make_folder(ck->context, &ck->io, ck->folder, &existed));
-  if (existed) return MFSDP_OK;
   (void)snprintf(parent, sizeof(parent), "%.512s", ck->folder);
   length = strlen(parent);
   while (length > 1 && parent[length - 1] == '/')
@@ -309,6 +306,24 @@ MFSDP_API mfsdp_status mfsdp__ck_make_root(mfsdp_checkpoint *ck) {
   else
     parent[length] = '\0';
   return mfsdp_io_sync_folder(ck->context, &ck->io, parent);
+}
+
+/*
+ * Makes the folder of checkpoints. Its name must be durable before the first `latest`, also where a
+ * process that was killed made it; one that someone else made may lie where we are not allowed to
+ * sync, and is then theirs.
+ */
+MFSDP_API mfsdp_status mfsdp__ck_make_root(mfsdp_checkpoint *ck) {
+  mfsdp_error before;
+  int32_t existed = 0;
+  int there = 0;
+  MFSDP_TRY(mfsdp_io_make_folder(ck->context, &ck->io, ck->folder, &existed));
+  if (!existed) return mfsdp__ck_sync_above(ck);
+  MFSDP_TRY(mfsdp__ck_has(ck, NULL, "latest", &there));
+  before = ck->context->error;
+  if (!there) (void)mfsdp__ck_sync_above(ck);
+  ck->context->error = before;
+  return MFSDP_OK;
 }
 
 #endif /* MFSDP_CHECKPOINT_FOLDER_H */

@@ -189,6 +189,7 @@ MFSDP_API mfsdp_status mfsdp__ck_load_phases(mfsdp__ck_load *load, const char *n
 MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
                                             const mfsdp_checkpoint_load_desc *desc,
                                             const mfsdp_checkpoint_loaded *out) {
+  int64_t step;
   int32_t i;
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || out == NULL ||
       out->struct_nbytes != sizeof(*out))
@@ -199,6 +200,10 @@ MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
                              desc->name[0] == '\0' || strchr(desc->name, '/') != NULL))
     return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
                       "checkpoint load: name is '%.80s', needs one like step-12", desc->name);
+  if (desc->name != NULL && mfsdp__ck_parse(desc->name, &step) == MFSDP__CK_ATTEMPT)
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
+                      "checkpoint load: %.40s is not finished: its tensors may be holes",
+                      desc->name);
   if (ck->rt->in_step)
     return MFSDP_FAIL(ck->context, MFSDP_E_STATE, "checkpoint load: a step is open");
   for (i = 0; i < ck->rt->unit_count; ++i)

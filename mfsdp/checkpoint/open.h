@@ -183,6 +183,11 @@ MFSDP_API void mfsdp__ck_close_all(mfsdp__ck_load *load) {
 
 /* ---- comparing ---- */
 
+MFSDP_API void mfsdp__ck_refuse(mfsdp__ck_load *load, const char *tensor, const char *why) {
+  if (load->refused[0] == '\0')
+    (void)snprintf(load->refused, sizeof(load->refused), "tensor '%.120s' %s", tensor, why);
+}
+
 /* Notes an issue; one that is not allowed fails the load once all have been reported. */
 MFSDP_API void mfsdp__ck_issue(mfsdp__ck_load *load, mfsdp_checkpoint_issue issue, int allowed,
                                const char *tensor) {
@@ -192,9 +197,7 @@ MFSDP_API void mfsdp__ck_issue(mfsdp__ck_load *load, mfsdp_checkpoint_issue issu
   if (issue == MFSDP_CHECKPOINT_UNEXPECTED) ++load->loaded.unexpected_count;
   if (issue == MFSDP_CHECKPOINT_DTYPE) ++load->loaded.dtype_count;
   if (load->report != NULL) load->report(load->user, issue, tensor);
-  if (!allowed && load->refused[0] == '\0')
-    (void)snprintf(load->refused, sizeof(load->refused), "tensor '%.120s' %s", tensor,
-                   texts[issue]);
+  if (!allowed) mfsdp__ck_refuse(load, tensor, texts[issue]);
 }
 
 /* With `convert`, masters may be there or not: the model's values stand in for them. */
@@ -207,11 +210,14 @@ MFSDP_API void mfsdp__ck_compare(mfsdp__ck_load *load, int32_t set, int32_t tens
   mfsdp__ck_place *place = &load->places[tensor];
   mfsdp_dtype dtype;
   int32_t f, d;
-  for (f = 0; f < load->file_count && place->tensor == NULL; ++f)
-    if (load->files[f].set == set) {
-      place->tensor = mfsdp_safetensors_find(load->files[f].header, want->name);
-      place->file = f;
-    }
+  for (f = 0; f < load->file_count; ++f) {
+    got = load->files[f].set == set ? mfsdp_safetensors_find(load->files[f].header, want->name)
+                                    : NULL;
+    if (got == NULL) continue;
+    if (place->tensor != NULL) mfsdp__ck_refuse(load, want->name, "is in two files");
+    place->tensor = got;
+    place->file = f;
+  }
   got = place->tensor;
   if (got == NULL) {
     if (!mfsdp__ck_is_loose(load, set))

@@ -13,7 +13,7 @@
 
 #define MFSDP__CK_FORMAT "matrixfsdp 1"
 #define MFSDP__CK_STATE_PAIRS 12 /* without those of the groups */
-#define MFSDP__CK_GROUP_PAIRS 14 /* at most, of each group */
+#define MFSDP__CK_GROUP_PAIRS 24 /* at most, of each group */
 #define MFSDP__CK_TEXT_NBYTES 48 /* of a key or a value of ours */
 
 /* Pairs under construction; texts of ours live in `texts`. */
@@ -75,9 +75,30 @@ MFSDP_API uint64_t mfsdp__ck_hash_coefficients(const mfsdp_newton_schulz_desc *n
   return hash;
 }
 
+/* Every choice of a preset, so that a checkpoint says how it was trained. */
+MFSDP_API void mfsdp__ck_put_muon(mfsdp__ck_state *s, int32_t g, const mfsdp_muon_desc *muon) {
+  const mfsdp_newton_schulz_desc *ns = &muon->newton_schulz;
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.momentum"), muon->momentum);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.grad_weight"), muon->grad_weight);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.nesterov_weight"), muon->nesterov_weight);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.nesterov"), muon->nesterov);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.scale"), (int64_t)muon->scale);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.normalize_rows"), muon->normalize_rows);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.row_beta2"), muon->row_beta2);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.row_eps"), muon->row_eps);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.steps"), ns->step_count);
+  mfsdp__ck_put_bits(s, mfsdp__ck_group_key(s, g, "muon.coefficients_hash"),
+                     mfsdp__ck_hash_coefficients(ns));
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.form"), (int64_t)ns->form);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.dtype"), (int64_t)ns->dtype);
+  mfsdp__ck_put_bits(s, mfsdp__ck_group_key(s, g, "muon.restarts"), ns->restarts);
+  mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.norm_rule"), (int64_t)ns->norm_rule);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.eps"), ns->eps);
+  mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.norm_factor"), ns->norm_factor);
+}
+
 MFSDP_API void mfsdp__ck_put_group(mfsdp__ck_state *s, int32_t g, const mfsdp_hyper_group *group) {
   const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
-  const mfsdp_muon_desc *muon = &group->muon;
   const char *name;
   double value;
   int32_t i;
@@ -91,14 +112,7 @@ MFSDP_API void mfsdp__ck_put_group(mfsdp__ck_state *s, int32_t g, const mfsdp_hy
     mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "adamw.beta2"), group->adamw.beta2);
     mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "adamw.eps"), group->adamw.eps);
   } else if (group->algorithm == MFSDP_ALGORITHM_MUON) {
-    mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.momentum"), muon->momentum);
-    mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.grad_weight"), muon->grad_weight);
-    mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, "muon.nesterov_weight"), muon->nesterov_weight);
-    mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.nesterov"), muon->nesterov);
-    mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.scale"), (int64_t)muon->scale);
-    mfsdp__ck_put_i64(s, mfsdp__ck_group_key(s, g, "muon.steps"), muon->newton_schulz.step_count);
-    mfsdp__ck_put_bits(s, mfsdp__ck_group_key(s, g, "muon.coefficients_hash"),
-                       mfsdp__ck_hash_coefficients(&muon->newton_schulz));
+    mfsdp__ck_put_muon(s, g, &group->muon);
   }
   for (i = 0; algorithm->field != NULL && algorithm->field(group, i, &name, &value); ++i)
     mfsdp__ck_put_f64(s, mfsdp__ck_group_key(s, g, name), value);
