@@ -414,6 +414,8 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   int status = open_world(job, context, error);
   if (status != GPT_OK) return status;
   gpt_options_config(&job->options, &job->config);
+  status = gpt_checkpoint_check(&job->options, error);
+  if (status != GPT_OK) return status;
   status =
       gpt_data_open(job->options.data, job->config.context, job->config.batch, &job->data, error);
   if (status != GPT_OK) return status;

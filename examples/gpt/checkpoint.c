@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "checkpoint.h"
 
+#include "error.h"
+
 #include "mfsdp/posix/io_posix.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* What the program adds to a checkpoint. Samples are a function of (seed, block). */
 static const char seed_key[] = "train_gpt.seed", block_key[] = "train_gpt.next_block";
@@ -76,6 +79,19 @@ static mfsdp_status resume(gpt_rank *rank) {
     fprintf(stderr, "resumed from %s/%s\n", rank->job->options.checkpoint, loaded.name);
   note_schedule(rank, loaded.name, &saved.schedule);
   return MFSDP_OK;
+}
+
+int gpt_checkpoint_check(const gpt_options *options, gpt_error *error) {
+  const char *folder = options->checkpoint;
+  const mfsdp_io io = mfsdp_io_posix();
+  mfsdp_error why = mfsdp_error_none();
+  int32_t existed = 0;
+  if (folder == NULL || options->resume) return GPT_OK; /* a resume says itself what is not there */
+  if (io.ops->make_folder(io.self, folder, &existed, &why) != MFSDP_OK)
+    return gpt_fail(error, "--checkpoint %.200s: %.100s", folder, why.message);
+  if (access(folder, W_OK | X_OK) != 0)
+    return gpt_fail(error, "--checkpoint %.200s: cannot be written to", folder);
+  return GPT_OK;
 }
 
 mfsdp_status gpt_checkpoint_open(gpt_rank *rank) {

@@ -12,6 +12,10 @@
 extern "C" {
 #endif
 
+/* Makes the folder of --checkpoint, and checks that it can be written to: said now, not after the
+ * training that was to be saved. Once in a process, before its ranks. */
+int gpt_checkpoint_check(const gpt_options *options, gpt_error *error);
+
 /* Makes rank->checkpoint where --checkpoint is given, and with --resume loads the latest one: then
  * rank->start_step and rank->start_block say where to go on. Collective. */
 mfsdp_status gpt_checkpoint_open(gpt_rank *rank);
