@@ -66,6 +66,10 @@ if command -v python3 >/dev/null 2>&1; then
   check 'plain Python reads a state' \
     "$(python3 examples/read_tensor.py "$work/muon/step-6" blocks.0.attn.qkv.weight.momentum \
       --set optimizer.momentum | cut -d ' ' -f 1-3)" 'F32 [96, 32]'
+  check 'plain Python reads f16' \
+    "$(python3 examples/read_tensor.py "$work/adamw/step-6" wte.weight | cut -d ' ' -f 1-3)" 'F16 [256, 32]'
+  check 'plain Python says what is not there' \
+    "$(python3 examples/read_tensor.py "$work/muon/step-6" wte 2>&1)" 'model has no wte'
 else
   echo 'skip checkpoint: plain Python (no python3)'
 fi
@@ -115,6 +119,11 @@ refuse() { # NAME TEXT OPTIONS...
 refuse 'resume without a folder' 'need --checkpoint' --resume
 refuse 'async-save without a folder' 'need --checkpoint' --async-save
 refuse 'resume from nothing' 'no such file' --checkpoint "$work/none" --resume
+mkdir "$work/above" && : >"$work/above/file"
+refuse 'a folder that cannot be made, before any step' 'no such file' --checkpoint "$work/above/none/run"
+check 'a folder that cannot be made: no step was taken' "$(grep -c '^step' "$work/err")" 0
+refuse 'a file instead of a folder' 'no folder' --checkpoint "$work/above/file"
+check 'a file instead of a folder: no step was taken' "$(grep -c '^step' "$work/err")" 0
 refuse 'another seed' 'give the same' --checkpoint "$work/keep" --resume --seed 2
 refuse 'another width' 'has another shape' --checkpoint "$work/keep" --resume --dim 64
 refuse 'another optimizer' 'missing' --checkpoint "$work/keep" --resume --optimizer adamw
