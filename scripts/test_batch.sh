@@ -17,10 +17,13 @@ for file in "$@"; do
     /^\/\// || /^[ \t]*$/ { next }
     /^#include "/ {
       name = $2; gsub(/"/, "", name)
-      if ((getline line <(folder name)) >= 0) { print "#include \"" folder name "\""; close(folder name); next }
+      if ((getline line <(folder name)) >= 0) { close(folder name); $0 = "#include \"" folder name "\"" }
     }
-    /^#(include|if|ifdef|ifndef|else|elif|endif)/ { print; next }
-    { exit }' "$file"
+    !/^#(include|if|ifdef|ifndef|else|elif|endif)/ { exit }
+    /^#if/ { depth++ }
+    { block = block $0 "\n" }
+    /^#endif/ { depth-- }
+    !depth { printf "%s", block; block = "" } # never half of an #if' "$file"
 done
 number=0
 for file in "$@"; do
