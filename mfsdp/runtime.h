@@ -55,6 +55,7 @@
 #include "runtime/progress.h"
 #include "runtime/setup.h"
 #include "runtime/setup_agree.h"
+#include "runtime/setup_register.h"
 #include "runtime/setup_units.h"
 #include "runtime/setup_verdict.h"
 #include "runtime/step.h"

@@ -105,7 +105,8 @@ typedef struct mfsdp_transport_ops {
   void (*poison)(void *self, const mfsdp_error *why);
   /* R. Frees what the transport owns, or says why it cannot (E_STATE: work is in flight). */
   mfsdp_status (*destroy)(void *self, mfsdp_context *context);
-  /* O. Registers memory that will be sent and received often. Deregister before it is freed. */
+  /* O, both or none. COMPLETE. Registers memory that will be sent and received often. Deregister
+   * before it is freed. The runtime does so with its own (runtime/setup_register.h). */
   mfsdp_status (*buffer_register)(void *self, mfsdp_context *context, void *ptr, size_t nbytes,
                                   void **handle);
   mfsdp_status (*buffer_deregister)(void *self, mfsdp_context *context, void *handle); /* O */

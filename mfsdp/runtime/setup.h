@@ -9,6 +9,7 @@
 #ifndef MFSDP_RUNTIME_SETUP_H
 #define MFSDP_RUNTIME_SETUP_H
 
+#include "setup_register.h"
 #include "setup_verdict.h"
 #include "step.h"
 
@@ -105,6 +106,7 @@ MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes
     MFSDP_TRY(mfsdp__setup_replica(rt, &rt->groups[g]));
   MFSDP_TRY(mfsdp__setup_verdict(rt)); /* numbers the presence bits that optimizer items refer to */
   MFSDP_TRY(mfsdp__setup_optimizer(rt));
+  MFSDP_TRY(mfsdp__setup_registrations(rt));
   MFSDP_TRY(mfsdp__setup_export(rt));
   rt->optimizer_begin = mfsdp_trace_mark_make(rt->context, 1, "compute", "optimizer");
   rt->optimizer_end = mfsdp_trace_mark_make(rt->context, 0, "compute", "optimizer");
@@ -174,6 +176,7 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt) {
   events[1] = rt->verdict_ready;
   events[2] = rt->reduced;
   events[3] = rt->compute_done;
+  mfsdp__teardown_registrations(rt);
   mfsdp_table_free(rt->context, rt->export_xfers, (size_t)rt->export_xfer_count,
                    sizeof(*rt->export_xfers));
   mfsdp__teardown_verdict(rt);

@@ -51,6 +51,12 @@ typedef struct mfsdp__group_entry {
   mfsdp_buffer replica_sum;                     /* DEVICE: this replica's part of the sums */
 } mfsdp__group_entry;
 
+/* A buffer that a transport has been told of. */
+typedef struct mfsdp__registration {
+  const mfsdp_transport *transport;
+  void *handle;
+} mfsdp__registration;
+
 typedef struct mfsdp__unit {
   char gather_label[40], reduce_label[40], wait_label[40];
   int32_t group;         /* -1: an unused number, legal and empty */
@@ -123,6 +129,8 @@ struct mfsdp_runtime {
   int32_t prefetch_unit_count;
   mfsdp__ring param_ring, grad_ring;
   mfsdp_buffer master, copy, accumulator, staging, wire;
+  mfsdp__registration *registrations; /* NULL where no transport wants any */
+  int32_t registration_count, registration_capacity;
   mfsdp_optimizer *optimizer;
   mfsdp__verdict_tables verdict;
   mfsdp_xfer *export_xfers; /* largest world, at least 1 */

@@ -173,4 +173,145 @@ TEST(Setup, NoPlaceForTheRuntime) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+/* ---- registration of buffers (fault b6: the wrong pointer was passed, which did nothing) ---- */
+
+/* A rank's transport that wants to know its buffers. Every byte that is sent or received must be of
+ * a live registration, and no buffer may be freed while it is registered. */
+class RegisteringTransport {
+public:
+  /* Registration number `fail_at` is refused; < 0: none. */
+  RegisteringTransport(Rank *rank, int64_t fail_at) : rank_(rank), fail_at_(fail_at) {
+    ops_ = *rank->transport.ops;
+    ops_.submit = submit;
+    ops_.reserve = reserve;
+    ops_.poll = poll;
+    ops_.poison = poison;
+    ops_.buffer_register = add;
+    ops_.buffer_deregister = remove;
+    ops_.native = nullptr;
+    ops_.native_prepare = nullptr;
+    table = rank->transport;
+    table.ops = &ops_;
+    table.self = this;
+  }
+  mfsdp_transport table;
+  std::vector<std::pair<const unsigned char *, std::size_t>> live; /* the last one first to go */
+  int64_t added = 0, removed = 0;
+  std::string wrong; /* the first thing that was; the calls come through C and cannot throw */
+
+private:
+  static RegisteringTransport *of(void *self) { return static_cast<RegisteringTransport *>(self); }
+  static const mfsdp_transport &inner(void *self) { return of(self)->rank_->transport; }
+  std::size_t booked() const { /* of all buffers; tables do not count */
+    std::size_t sum = 0;
+    for (int c = MFSDP_MEMORY_SHARD; c <= MFSDP_MEMORY_STAGING; ++c)
+      sum += rank_->context.current_nbytes[c];
+    return sum;
+  }
+  void expect(bool condition, const char *what) {
+    if (!condition && wrong.empty()) wrong = what;
+  }
+  void expect_registered(const mfsdp_xfer &x) {
+    const unsigned char *at = static_cast<const unsigned char *>(x.is_send ? x.src : x.dst);
+    for (const auto &r : live)
+      if (at >= r.first && at + x.nbytes <= r.first + r.second) return;
+    expect(x.nbytes == 0, "bytes that are not registered are moved");
+  }
+  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
+                             const mfsdp_batch *batch) {
+    for (int32_t i = 0; i < batch->xfer_count; ++i)
+      of(self)->expect_registered(batch->xfers[i]);
+    return inner(self).ops->submit(inner(self).self, context, queue, batch);
+  }
+  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
+    return inner(self).ops->reserve(inner(self).self, context, count);
+  }
+  static mfsdp_status poll(void *self, mfsdp_context *context) {
+    return inner(self).ops->poll(inner(self).self, context);
+  }
+  static void poison(void *self, const mfsdp_error *why) {
+    inner(self).ops->poison(inner(self).self, why);
+  }
+  static mfsdp_status add(void *self, mfsdp_context *context, void *ptr, std::size_t nbytes,
+                          void **handle) {
+    RegisteringTransport *t = of(self);
+    t->expect(ptr != nullptr && nbytes > 0, "nothing is registered");
+    if (t->added == t->fail_at_) return MFSDP_FAIL(context, MFSDP_E_BACKEND, "injected: no room");
+    t->live.emplace_back(static_cast<const unsigned char *>(ptr), nbytes);
+    *handle = reinterpret_cast<void *>(static_cast<std::uintptr_t>(++t->added));
+    t->booked_ = t->booked();
+    return MFSDP_OK;
+  }
+  static mfsdp_status remove(void *self, mfsdp_context *, void *handle) {
+    RegisteringTransport *t = of(self);
+    t->expect(handle == reinterpret_cast<void *>(static_cast<std::uintptr_t>(t->live.size())),
+              "a handle that is not the last one");
+    t->expect(t->booked() == t->booked_, "a buffer was freed before");
+    t->live.pop_back();
+    ++t->removed;
+    return MFSDP_OK;
+  }
+  Rank *rank_;
+  mfsdp_transport_ops ops_;
+  int64_t fail_at_;
+  std::size_t booked_ = 0;
+};
+
+Job registering_job(bool narrow) {
+  Job job = test::small_job();
+  if (!narrow) return job;
+  test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_F32, MFSDP_BF16);
+  job.tune = [](mfsdp_runtime_desc *desc) { desc->state_space = MFSDP_SPACE_HOST; };
+  return job;
+}
+
+TEST(Registration, CoversEveryTransferOfSteps) {
+  for (const bool narrow : {false, true}) {
+    const Job job = registering_job(narrow);
+    const test::Expected expected(job, 3, 2);
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+      RegisteringTransport transport(&rank, -1);
+      Trainer t(&rank, &job, 1);
+      t.transport = transport.table;
+      MFSDP_TRY(t.create());
+      for (int64_t s = 0; s < 2; ++s) {
+        MFSDP_TRY(t.step(s));
+        t.compare(expected, s);
+      }
+      MFSDP_TRY(t.destroy());
+      require(transport.wrong.empty(), transport.wrong);
+      require(transport.live.empty() && transport.removed == transport.added,
+              "a registration is left");
+      require(transport.added >= 5, "few were made");
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+
+TEST(Registration, EachMayBeRefused) {
+  const Job job = registering_job(false);
+  for (int64_t n = 0;; ++n) {
+    bool refused = false;
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+      RegisteringTransport transport(&rank, rank.rank == 1 ? n : -1);
+      Trainer t(&rank, &job, 1);
+      t.transport = transport.table;
+      const mfsdp_status status = t.create();
+      require(transport.wrong.empty(), transport.wrong);
+      require(transport.live.empty() == (t.runtime == nullptr), "registrations are left");
+      if (rank.rank == 1) refused = t.runtime == nullptr;
+      if (t.runtime == nullptr) must_fail(rank, status, status, "injected: no room");
+      return t.runtime == nullptr ? MFSDP_OK : t.destroy();
+    });
+    if (!refused) {
+      EXPECT_TRUE(result.ok()) << result.text();
+      EXPECT_GE(n, 5);
+      break;
+    }
+    EXPECT_TRUE(result.clean()) << "registration " << n << ": " << result.text();
+    ASSERT_LT(n, 20);
+  }
+}
+
 } // namespace
