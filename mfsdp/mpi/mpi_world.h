@@ -465,6 +465,26 @@ MFSDP_API mfsdp_status mfsdp__mpi_map_nodes(mfsdp_context *context, mfsdp_mpi_wo
   return MFSDP_OK;
 }
 
+/* E_MISMATCH on every rank if a size is not the same on all: messages would be cut in other places, or
+ * native collectives go by other calls, and the ranks wait for each other. */
+MFSDP_API mfsdp_status mfsdp__mpi_same_size(mfsdp_context *context, mfsdp_mpi_world *world,
+                                            size_t nbytes, const char *name) {
+  uint64_t own = nbytes;
+  int32_t r;
+  MFSDP_TRY(mfsdp__mpi_try(
+      context,
+      MPI_Allgather(&own, 1, MPI_UINT64_T, world->probe_words, 1, MPI_UINT64_T, world->control),
+      "mpi world: MPI_Allgather"));
+  for (r = 1; r < world->world; ++r)
+    if (world->probe_words[r] != world->probe_words[0])
+      return MFSDP_FAIL(context, MFSDP_E_MISMATCH,
+                        "mpi world: desc.%s is %llu on rank 0 and %llu on rank %d, needs to be the "
+                        "same on all",
+                        name, (unsigned long long)world->probe_words[0],
+                        (unsigned long long)world->probe_words[r], (int)r);
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__mpi_start_service(mfsdp_context *context, mfsdp_mpi_world *world) {
   MFSDP_TRY(mfsdp__mpi_try(context,
                            MPI_Irecv(&world->ping_in, (int)sizeof(world->ping_in), MPI_BYTE,
@@ -511,6 +531,8 @@ MFSDP_API mfsdp_status mfsdp__mpi_world_fill(mfsdp_context *context, mfsdp_mpi_w
   (void)MPI_Comm_set_errhandler(world->data, MPI_ERRORS_RETURN);
   (void)MPI_Comm_set_errhandler(world->control, MPI_ERRORS_RETURN);
   MFSDP_TRY(mfsdp__mpi_map_nodes(context, world));
+  MFSDP_TRY(mfsdp__mpi_same_size(context, world, world->desc.message_nbytes, "message_nbytes"));
+  MFSDP_TRY(mfsdp__mpi_same_size(context, world, world->desc.control_nbytes, "control_nbytes"));
   return mfsdp__mpi_start_service(context, world);
 }
 
@@ -547,7 +569,8 @@ MFSDP_API void mfsdp__mpi_world_free(mfsdp_context *context, mfsdp_mpi_world *wo
 /*
  * Makes a world of the ranks of `comm`. Collective over it: every rank calls with the same
  * description; set-up blocks in MPI without a deadline of ours. E_ARGUMENT, E_STATE if MPI is not
- * initialized or is finalized, E_MEMORY, E_PEER with MPI's words. *out is NULL then.
+ * initialized or is finalized, E_MEMORY, E_MISMATCH if sizes differ between ranks, E_PEER with MPI's
+ * words. *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_mpi_world_wrap(mfsdp_context *context, MPI_Comm comm,
                                             const mfsdp_mpi_world_desc *desc,

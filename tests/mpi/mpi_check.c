@@ -436,6 +436,19 @@ static void check_bad_input(peer *p) {
   desc.message_nbytes = (size_t)INT_MAX + 1;
   expect(p, mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, &desc, &world) == MFSDP_E_ARGUMENT,
          "messages beyond INT_MAX");
+  desc = mfsdp_mpi_world_desc_default();
+  if (p->rank == 1) desc.message_nbytes -= 4;
+  world = (mfsdp_mpi_world *)1;
+  expect(p,
+         mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, &desc, &world) == MFSDP_E_MISMATCH &&
+             world == NULL &&
+             strstr(p->context.error.message, "message_nbytes is 67108864 on rank 0 and 67108860 "
+                                              "on rank 1") != NULL,
+         "another message_nbytes on one rank");
+  desc = mfsdp_mpi_world_desc_default();
+  if (p->rank == 0) desc.control_nbytes *= 2;
+  expect(p, mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, &desc, &world) == MFSDP_E_MISMATCH,
+         "another control_nbytes on one rank");
   expect(p, allgather(p, NULL, 0, NULL) == MFSDP_OK, "none of this has hurt the world");
 }
 
