@@ -19,6 +19,8 @@
 #include "gpt/rank.h"
 #include "gpt/result.h"
 
+#include "mfsdp/posix/launch.h"
+
 #if MFSDP_EXAMPLE_CBLAS
 #include "mfsdp/host/math_cblas.h"
 #endif
@@ -382,18 +384,40 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   return status;
 }
 
+/* Processes that a launcher started, but that do not know of each other, would each train alone. */
+static int check_launch(const gpt_job *job, mfsdp_context *context, gpt_error *error) {
+  mfsdp_launch launch;
+  if (mfsdp_launch_read(context, NULL, NULL, &launch) != MFSDP_OK)
+    return gpt_fail(error, "%s", mfsdp_context_error(context)->message);
+  if (launch.world > 1 && job->mpi == NULL)
+    return gpt_fail(error,
+                    "%s started %d processes, and with --transport threads each would train alone; "
+                    "use --transport mpi",
+                    launch.launcher, (int)launch.world);
+  if (strcmp(launch.launcher, "none") == 0 || job->mpi == NULL) return GPT_OK;
+  if (launch.world == gpt_mpi_size(job->mpi) && launch.rank == gpt_mpi_rank(job->mpi))
+    return GPT_OK;
+  return gpt_fail(error,
+                  "the variables of %s say rank %d of %d, MPI says rank %d of %d: was MPI made for "
+                  "this launcher?",
+                  launch.launcher, (int)launch.rank, (int)launch.world, (int)gpt_mpi_rank(job->mpi),
+                  (int)gpt_mpi_size(job->mpi));
+}
+
 /* What the ranks meet in: a world of threads, or MPI, which says how many there are. */
 static int open_world(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   mfsdp_threads_world_desc desc;
   gpt_options *o = &job->options;
   const char *reason;
   if (o->transport == GPT_TRANSPORT_THREADS) {
+    if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
     desc = gpt_job_world_desc(job);
     if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
     return run_failed(error, mfsdp_context_error(context)->message);
   }
   if (gpt_mpi_start(o->deadline * 1000000, o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK)
     return GPT_USAGE_ERROR;
+  if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))
     return gpt_fail(error, "--ranks is %d and MPI started %d processes; leave --ranks out",
                     (int)o->ranks, (int)gpt_mpi_size(job->mpi));

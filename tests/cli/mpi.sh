@@ -89,6 +89,10 @@ for class in materialize reduce; do
 done
 run 2 $program --transport mpi --ranks 4 --data "$work/text"
 check 'another --ranks than processes' "$(grep -c 'leave --ranks out' "$work/err")" 2
+run 2 $program --data "$work/text"
+check 'mpirun without --transport mpi' "$(grep -c 'each would train alone; use --transport mpi' "$work/err")" 2
+SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 $program --transport mpi --data "$work/text" 2>"$work/err" >/dev/null
+check 'a launcher that this MPI does not know' "$(grep -c 'SLURM say rank 1 of 2, MPI says rank 0 of 1' "$work/err")" 1
 run 2 $program --transport mpi --data "$work/none"
 check 'a missing file: every process says so' "$(grep -c 'cannot open' "$work/err")" 2
 
