@@ -23,10 +23,19 @@ typedef struct saved_strings {
   mfsdp_schedule schedule;
 } saved_strings;
 
+/* A count that we wrote, or -1: a sample index that is made up must not pass, nor overflow later. */
+static int64_t count_of(const char *text) {
+  int64_t value = 0;
+  const char *c = text;
+  for (; *c >= '0' && *c <= '9' && value < INT64_C(1) << 53; ++c)
+    value = 10 * value + (*c - '0');
+  return *c == '\0' && c > text ? value : -1;
+}
+
 static void visit_string(void *user, const char *key, const char *value) {
   saved_strings *saved = (saved_strings *)user;
-  if (strcmp(key, seed_key) == 0) saved->seed = strtoll(value, NULL, 10);
-  if (strcmp(key, block_key) == 0) saved->block = strtoll(value, NULL, 10);
+  if (strcmp(key, seed_key) == 0) saved->seed = count_of(value);
+  if (strcmp(key, block_key) == 0) saved->block = count_of(value);
   if (strcmp(key, "schedule.kind") == 0) saved->schedule.kind = mfsdp_schedule_kind_by_name(value);
   if (strcmp(key, "schedule.warmup_steps") == 0)
     saved->schedule.warmup_steps = strtoll(value, NULL, 10);
@@ -94,6 +103,17 @@ int gpt_checkpoint_check(const gpt_options *options, gpt_error *error) {
   return GPT_OK;
 }
 
+/* Steps of the same number are replaced, and --keep-last counts the old ones too. */
+static void note_others(const char *folder) {
+  char path[1024];
+  const int nbytes = snprintf(path, sizeof(path), "%s/latest", folder);
+  if (nbytes < (int)sizeof(path) && access(path, F_OK) == 0)
+    fprintf(stderr,
+            "note: %s has checkpoints of another run, which this one begins to replace; --resume "
+            "goes on from them\n",
+            folder);
+}
+
 mfsdp_status gpt_checkpoint_open(gpt_rank *rank) {
   const gpt_options *o = &rank->job->options;
   mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
@@ -107,6 +127,7 @@ mfsdp_status gpt_checkpoint_open(gpt_rank *rank) {
     desc.background = &rank->background;
   }
   MFSDP_TRY(mfsdp_checkpoint_create(rank->runtime, &desc, &rank->checkpoint));
+  if (!o->resume && rank->index == 0) note_others(o->checkpoint);
   return o->resume ? resume(rank) : MFSDP_OK;
 }
 

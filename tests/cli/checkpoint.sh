@@ -127,6 +127,12 @@ check 'a file instead of a folder: no step was taken' "$(grep -c '^step' "$work/
 refuse 'another seed' 'give the same' --checkpoint "$work/keep" --resume --seed 2
 refuse 'another width' 'has another shape' --checkpoint "$work/keep" --resume --dim 64
 refuse 'another optimizer' 'missing' --checkpoint "$work/keep" --resume --optimizer adamw
+cp -R "$work/keep" "$work/index"
+LC_ALL=C sed 's/\(next_block":"\)[0-9]/\1x/' "$work/keep/step-6/state.safetensors" >"$work/index/step-6/state.safetensors"
+refuse 'a sample index that is none' 'not saved by train_gpt' --checkpoint "$work/index" --resume
+cp -R "$work/index" "$work/anew"
+train 2 "$work/anew" --keep-last 2
+check 'a run begun anew beside old checkpoints is said' "$(grep -c '^note: .*another run' "$work/err")" 1
 cp -R "$work/keep" "$work/damaged"
 : >"$work/damaged/step-6/model.safetensors"
 refuse 'a damaged file' 'truncated' --checkpoint "$work/damaged" --resume
