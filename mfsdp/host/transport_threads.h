@@ -646,7 +646,11 @@ MFSDP_API mfsdp_status mfsdp__threads_native_prepare(void *self, mfsdp_context *
 }
 
 MFSDP_API void mfsdp__threads_poison(void *self, const mfsdp_error *why) {
-  mfsdp_threads_world_poison(((mfsdp__threads_transport *)self)->world, why);
+  const mfsdp__threads_transport *t = (const mfsdp__threads_transport *)self;
+  mfsdp_error own = mfsdp_error_none();
+  if (why != NULL) own = *why;
+  if (own.rank < 0) own.rank = t->slot->rank; /* it is this rank that has noticed */
+  mfsdp_threads_world_poison(t->world, why != NULL ? &own : NULL);
 }
 
 /* The first error itself, with its status and culprit. */

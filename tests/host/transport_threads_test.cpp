@@ -654,7 +654,6 @@ TEST(TransportThreadsTest, PoisonWakesEveryoneAndStaysTheFirst) {
       mfsdp_error why = mfsdp_error_none(), later = mfsdp_error_none();
       mfsdp_clock_sleep_until(start_us + 50000);
       (void)MFSDP_ERROR_SET(&why, MFSDP_E_BACKEND, 3, "the compute queue of rank 3 failed");
-      why.rank = 3;
       (void)MFSDP_ERROR_SET(&later, MFSDP_E_IO, 0, "another reason");
       rank.transport.ops->poison(rank.transport.self, &why);
       rank.transport.ops->poison(rank.transport.self, &later);
