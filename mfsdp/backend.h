@@ -250,7 +250,8 @@ typedef enum mfsdp_precondition_op {
  *                   else: w = w - f(lr * sqrt(1 - beta2^t) / (1 - beta1^t)) * direction
  *                         w = w * f(1 - lr * weight_decay), state as Shampoo's, t = t + 1
  * PREPARE and COMMIT write nothing when scalars->skip is set or the item is not present, and COMMIT
- * nothing where a candidate is not finite (the square of a gradient beyond 1e18 may not be).
+ * nothing where a candidate, the factor of direction or SOAP's first g is not finite (the square of a
+ * gradient beyond 1e18 may not be).
  */
 typedef struct mfsdp_precondition_args {
   size_t struct_nbytes;

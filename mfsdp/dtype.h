@@ -52,7 +52,12 @@ MFSDP_DEVICE_API int mfsdp_f32_is_finite(float value) {
   return (mfsdp_bits_from_f32(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-/* The same for f64. */
+/* 1 if x, rounded to f32, is positive, normal and finite: what is safe to divide by. */
+MFSDP_API int mfsdp_f32_can_divide(double x) {
+  return x >= 1.1754944e-38 && x <= 3.4e38;
+}
+
+/* The same as mfsdp_f32_is_finite for f64. */
 MFSDP_DEVICE_API int mfsdp_f64_is_finite(double value) {
   return (mfsdp_bits_from_f64(value) & UINT64_C(0x7ff0000000000000)) !=
          UINT64_C(0x7ff0000000000000);

@@ -24,6 +24,7 @@
 #ifndef MFSDP_MUON_H
 #define MFSDP_MUON_H
 
+#include "dtype.h"
 #include "newton_schulz.h"
 
 #include <math.h>
@@ -129,8 +130,9 @@ MFSDP_API mfsdp_status mfsdp__muon_check_rows(mfsdp_context *context, const mfsd
   if (!(desc->row_beta2 >= 0.0 && desc->row_beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: row_beta2 is %g, needs to be in [0, 1)",
                       desc->row_beta2);
-  if (!(desc->row_eps > 0.0))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: row_eps is %g, needs to be positive",
+  if (!mfsdp_f32_can_divide(desc->row_eps))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "muon: row_eps is %g, needs to be positive, and 1.2e-38 to 3.4e38",
                       desc->row_eps);
   return MFSDP_OK;
 }

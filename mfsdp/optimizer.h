@@ -34,15 +34,16 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
   if (group->struct_nbytes != sizeof(*group))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].struct_nbytes is %zu, needs %zu (use "
-                      "mfsdp_hyper_group_muon or _adamw)",
+                      "mfsdp_hyper_group_muon, _adamw, _shampoo or _soap)",
                       (int)index, group->struct_nbytes, sizeof(*group));
   if (!(group->lr >= 0.0) || !(group->lr <= 1e30))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer: groups[%d].lr is %g, needs 0 or more",
-                      (int)index, group->lr);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "optimizer: groups[%d].lr is %g, needs 0 or more, at most 1e30", (int)index,
+                      group->lr);
   if (!(group->weight_decay >= 0.0) || !(group->weight_decay <= 1e30))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "optimizer: groups[%d].weight_decay is %g, needs 0 or more", (int)index,
-                      group->weight_decay);
+                      "optimizer: groups[%d].weight_decay is %g, needs 0 or more, at most 1e30",
+                      (int)index, group->weight_decay);
   if (algorithm == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon), %d (adamw), "
@@ -488,7 +489,8 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
 /*
  * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must
  * outlive it; the list itself need not, names must. COMPLETE. E_ARGUMENT and E_UNSUPPORTED (a backend
- * without eigh, for Shampoo and SOAP) before anything is allocated; E_MEMORY and backend errors leave nothing behind; *out is NULL then.
+ * without eigh, for Shampoo and SOAP) before anything is allocated; E_MEMORY and backend errors leave
+ * nothing behind; *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsdp_backend *backend,
                                               const mfsdp_optimizer_desc *desc,
@@ -559,8 +561,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_resume(mfsdp_context *context, mfsdp_opti
 }
 
 /*
- * Updates every tensor: replays the jobs, and counts the step as attempted. `scalars`: one per hyperparameter group, DEVICE;
- * `present`: one word per parameter, DEVICE, or NULL when every parameter has a gradient. ENQUEUED;
+ * Updates every tensor: replays the jobs, and counts the step as attempted. `scalars`: one per
+ * hyperparameter group, DEVICE; `present`: one word per parameter, DEVICE, or NULL when every
+ * parameter has a gradient. ENQUEUED;
  * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
  * Deterministic.
  */

@@ -171,27 +171,84 @@ typedef struct mfsdp__pre_run {
   size_t library_nbytes;
 } mfsdp__pre_run;
 
-MFSDP_API mfsdp_status mfsdp__pre_check_arrays(mfsdp_context *context, const char *what,
-                                               const mfsdp_fused_item *item, const int64_t *counts,
-                                               int32_t state_count) {
-  const void *arrays[2 + MFSDP_FUSED_STATE_COUNT];
-  int32_t used = 0, i, k;
-  arrays[used++] = item->master;
-  arrays[used++] = item->grad;
+/* Memory that a job names. */
+typedef struct mfsdp__pre_range {
+  const char *name;
+  const void *data;
+  size_t nbytes;
+} mfsdp__pre_range;
+
+#define MFSDP__PRE_RANGES (4 + MFSDP_FUSED_STATE_COUNT)
+
+MFSDP_API void mfsdp__pre_range_add(mfsdp__pre_range *ranges, int32_t *used, const char *name,
+                                    const void *data, size_t nbytes) {
+  ranges[*used].name = name;
+  ranges[*used].data = data;
+  ranges[(*used)++].nbytes = nbytes;
+}
+
+/* All that is not empty; returns how many. Their sizes fit, as the workspace's does. */
+MFSDP_API int32_t mfsdp__pre_ranges(const mfsdp_precondition_job *job, size_t workspace_nbytes,
+                                    const mfsdp_precondition_array *arrays, int32_t state_count,
+                                    mfsdp__pre_range *out) {
+  const mfsdp_fused_item *item = &job->item;
+  const size_t count = (size_t)(job->rows * job->cols);
+  int32_t used = 0, i;
+  mfsdp__pre_range_add(out, &used, "workspace", job->workspace, workspace_nbytes);
+  mfsdp__pre_range_add(out, &used, "master", item->master, count * sizeof(float));
+  mfsdp__pre_range_add(out, &used, "grad", item->grad, count * sizeof(float));
   for (i = 0; i < state_count; ++i)
-    if (counts[i] > 0) arrays[used++] = item->state[i];
-  for (i = 0; i < used; ++i) {
-    if (arrays[i] == NULL)
-      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: master, grad or a state array is NULL",
-                        what);
+    if (arrays[i].rows > 0)
+      mfsdp__pre_range_add(out, &used, arrays[i].name, item->state[i],
+                           (size_t)(arrays[i].rows * arrays[i].cols) * sizeof(float));
+  if (item->param != NULL)
+    mfsdp__pre_range_add(out, &used, "param", item->param,
+                         count * mfsdp_dtype_nbytes((mfsdp_dtype)item->param_dtype));
+  return used;
+}
+
+MFSDP_API int mfsdp__pre_apart(const mfsdp__pre_range *a, const mfsdp__pre_range *b) {
+  const uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
+  return x < y ? y - x >= a->nbytes : x - y >= b->nbytes;
+}
+
+/* E_ARGUMENT: a pointer is missing, or two ranges overlap. */
+MFSDP_API mfsdp_status mfsdp__pre_check_ranges(mfsdp_context *context, const char *what,
+                                               const mfsdp__pre_range *ranges, int32_t count) {
+  int32_t i, k;
+  for (i = 0; i < count; ++i) {
+    if (ranges[i].data == NULL)
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL", what, ranges[i].name);
     for (k = 0; k < i; ++k)
-      if (arrays[k] == arrays[i])
-        return MFSDP_FAIL(
-            context, MFSDP_E_ARGUMENT,
-            "%s: master, grad and the state arrays are %d arrays, but two are the same", what,
-            (int)used);
+      if (!mfsdp__pre_apart(&ranges[k], &ranges[i]))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s and %s overlap", what, ranges[k].name,
+                          ranges[i].name);
   }
   return MFSDP_OK;
+}
+
+/* E_ARGUMENT: workspace too small or not aligned, scalars missing, a copy of no type, arrays missing or
+ * overlapping. */
+MFSDP_API mfsdp_status mfsdp__pre_memory_check(mfsdp_context *context, const char *what,
+                                               const mfsdp_precondition_job *job,
+                                               size_t workspace_nbytes,
+                                               const mfsdp_precondition_array *arrays,
+                                               int32_t state_count) {
+  const mfsdp_fused_item *item = &job->item;
+  mfsdp__pre_range ranges[MFSDP__PRE_RANGES];
+  if (job->scalars == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: scalars is NULL", what);
+  if (job->workspace == NULL || job->workspace_nbytes < workspace_nbytes)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: workspace has %zu bytes, needs %zu", what,
+                      job->workspace != NULL ? job->workspace_nbytes : (size_t)0, workspace_nbytes);
+  if ((uintptr_t)job->workspace % MFSDP_ALIGN_NBYTES != 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: workspace is not aligned to %d bytes", what,
+                      MFSDP_ALIGN_NBYTES);
+  if (item->param != NULL && mfsdp_dtype_nbytes((mfsdp_dtype)item->param_dtype) == 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param_dtype is %d, which is none", what,
+                      (int)item->param_dtype);
+  return mfsdp__pre_check_ranges(
+      context, what, ranges, mfsdp__pre_ranges(job, workspace_nbytes, arrays, state_count, ranges));
 }
 
 MFSDP_API mfsdp_status mfsdp__pre_job_check(mfsdp_context *context, const char *what,
@@ -207,23 +264,18 @@ MFSDP_API mfsdp_status mfsdp__pre_job_check(mfsdp_context *context, const char *
   return MFSDP_OK;
 }
 
-/* Puts scratch in its places. E_ARGUMENT: workspace too small, scalars missing, arrays missing or the
- * same. */
+/* Puts scratch in its places. E_ARGUMENT as mfsdp__pre_memory_check. */
 MFSDP_API mfsdp_status mfsdp__pre_run_make(mfsdp_context *context, const mfsdp_backend *backend,
                                            mfsdp_queue *queue, const char *what,
                                            const mfsdp_precondition_job *job,
-                                           const mfsdp__pre_layout *layout, const int64_t *counts,
+                                           const mfsdp__pre_layout *layout,
+                                           const mfsdp_precondition_array *arrays,
                                            int32_t state_count, mfsdp__pre_run *run) {
   unsigned char *workspace = (unsigned char *)job->workspace;
   mfsdp_precondition_args *args = &run->args;
   float **matrices[6];
   int32_t i;
-  if (job->scalars == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: scalars is NULL", what);
-  if (workspace == NULL || job->workspace_nbytes < layout->nbytes)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: workspace has %zu bytes, needs %zu", what,
-                      workspace != NULL ? job->workspace_nbytes : (size_t)0, layout->nbytes);
-  MFSDP_TRY(mfsdp__pre_check_arrays(context, what, &job->item, counts, state_count));
+  MFSDP_TRY(mfsdp__pre_memory_check(context, what, job, layout->nbytes, arrays, state_count));
   memset(run, 0, sizeof(*run));
   run->backend = backend;
   run->queue = queue;
@@ -247,7 +299,7 @@ MFSDP_API mfsdp_status mfsdp__pre_run_make(mfsdp_context *context, const mfsdp_b
   for (i = 0; i < 6; ++i)
     *matrices[i] = (float *)(void *)(workspace + layout->matrix[i]);
   for (i = 0; i < 2; ++i) {
-    if (counts[MFSDP_STATE_GRAM_LEFT + i] == 0) continue;
+    if (arrays[MFSDP_STATE_GRAM_LEFT + i].rows == 0) continue;
     args->next_gram[i] = (float *)(void *)(workspace + layout->gram[i]);
     args->next_side[i] = (float *)(void *)(workspace + layout->side[i]);
   }

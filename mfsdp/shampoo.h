@@ -34,6 +34,7 @@
 #ifndef MFSDP_SHAMPOO_H
 #define MFSDP_SHAMPOO_H
 
+#include "dtype.h"
 #include "precondition.h"
 
 typedef struct mfsdp_shampoo_desc {
@@ -91,9 +92,9 @@ MFSDP_API mfsdp_status mfsdp_shampoo_check(mfsdp_context *context, const mfsdp_s
   if (!(desc->beta2 >= 0.0 && desc->beta2 <= 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "shampoo: beta2 is %g, needs to be in [0, 1]",
                       desc->beta2);
-  if (!(desc->eps > 0.0 && desc->eps <= 1e30))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "shampoo: eps is %g, needs to be positive",
-                      desc->eps);
+  if (!(desc->eps >= 1e-30 && desc->eps <= 1e30))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "shampoo: eps is %g, needs to be positive, and 1e-30 to 1e30", desc->eps);
   if (desc->update_every < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "shampoo: update_every is %d, needs at least 1",
                       (int)desc->update_every);
@@ -106,8 +107,9 @@ MFSDP_API mfsdp_status mfsdp_shampoo_check(mfsdp_context *context, const mfsdp_s
   if (desc->graft == MFSDP_GRAFT_ADAMW && !(desc->beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "shampoo: beta2 is 1, and AdamW's average, to be grafted, needs less than 1");
-  if (desc->graft == MFSDP_GRAFT_ADAMW && !(desc->graft_eps > 0.0))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "shampoo: graft_eps is %g, needs to be positive",
+  if (desc->graft == MFSDP_GRAFT_ADAMW && !mfsdp_f32_can_divide(desc->graft_eps))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "shampoo: graft_eps is %g, needs to be positive, and 1.2e-38 to 3.4e38",
                       desc->graft_eps);
   return MFSDP_OK;
 }
@@ -131,6 +133,7 @@ MFSDP_API mfsdp_status mfsdp_shampoo_workspace_nbytes(mfsdp_context *context,
                                                       const mfsdp_shampoo_desc *desc, int64_t rows,
                                                       int64_t cols, size_t *out) {
   mfsdp__pre_layout layout;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "shampoo: out is NULL");
   *out = 0;
   MFSDP_TRY(mfsdp_shampoo_check(context, desc));
   MFSDP_TRY(
@@ -143,20 +146,18 @@ MFSDP_API mfsdp_status mfsdp_shampoo_workspace_nbytes(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp__shampoo_run(mfsdp_context *context, const mfsdp_backend *backend,
                                           mfsdp_queue *queue, const mfsdp_shampoo_desc *desc,
                                           const mfsdp_precondition_job *job, mfsdp__pre_run *run) {
-  int64_t counts[MFSDP_FUSED_STATE_COUNT];
-  mfsdp_precondition_array array;
+  mfsdp_precondition_array arrays[MFSDP_FUSED_STATE_COUNT];
   mfsdp__pre_layout layout;
-  int32_t state_count;
+  int32_t state_count = 0;
   MFSDP_TRY(mfsdp_shampoo_check(context, desc));
   MFSDP_TRY(mfsdp__pre_job_check(context, "shampoo", job));
   MFSDP_TRY(mfsdp__pre_layout_of(context, backend, "shampoo", 0, desc->size_limit, job->rows,
                                  job->cols, &layout));
   memset(run, 0, sizeof(*run));
   if (job->rows == 0 || job->cols == 0) return MFSDP_OK;
-  for (state_count = 0; mfsdp_shampoo_state(desc, job->rows, job->cols, state_count, &array);
-       ++state_count)
-    counts[state_count] = array.rows * array.cols;
-  MFSDP_TRY(mfsdp__pre_run_make(context, backend, queue, "shampoo", job, &layout, counts,
+  while (mfsdp_shampoo_state(desc, job->rows, job->cols, state_count, &arrays[state_count]))
+    ++state_count;
+  MFSDP_TRY(mfsdp__pre_run_make(context, backend, queue, "shampoo", job, &layout, arrays,
                                 state_count, run));
   run->args.refresh = job->attempted_step % desc->update_every == 0;
   run->args.graft = desc->graft;

@@ -74,9 +74,9 @@ MFSDP_API mfsdp_status mfsdp_soap_check(mfsdp_context *context, const mfsdp_soap
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "soap: betas are %g and %g, shampoo_beta is %g, need to be in [0, 1)",
                       desc->beta1, desc->beta2, desc->shampoo_beta);
-  if (!(desc->eps > 0.0 && desc->eps <= 1e30))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "soap: eps is %g, needs to be positive",
-                      desc->eps);
+  if (!(desc->eps >= 1e-30 && desc->eps <= 1e30))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "soap: eps is %g, needs to be positive, and 1e-30 to 1e30", desc->eps);
   if (desc->update_every < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "soap: update_every is %d, needs at least 1",
                       (int)desc->update_every);
@@ -103,6 +103,7 @@ MFSDP_API mfsdp_status mfsdp_soap_workspace_nbytes(mfsdp_context *context,
                                                    const mfsdp_soap_desc *desc, int64_t rows,
                                                    int64_t cols, size_t *out) {
   mfsdp__pre_layout layout;
+  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "soap: out is NULL");
   *out = 0;
   MFSDP_TRY(mfsdp_soap_check(context, desc));
   MFSDP_TRY(
@@ -115,21 +116,19 @@ MFSDP_API mfsdp_status mfsdp_soap_workspace_nbytes(mfsdp_context *context,
 MFSDP_API mfsdp_status mfsdp__soap_run(mfsdp_context *context, const mfsdp_backend *backend,
                                        mfsdp_queue *queue, const mfsdp_soap_desc *desc,
                                        const mfsdp_precondition_job *job, mfsdp__pre_run *run) {
-  int64_t counts[MFSDP_FUSED_STATE_COUNT];
-  mfsdp_precondition_array array;
+  mfsdp_precondition_array arrays[MFSDP_FUSED_STATE_COUNT];
   mfsdp__pre_layout layout;
-  int32_t state_count;
+  int32_t state_count = 0;
   MFSDP_TRY(mfsdp_soap_check(context, desc));
   MFSDP_TRY(mfsdp__pre_job_check(context, "soap", job));
   MFSDP_TRY(mfsdp__pre_layout_of(context, backend, "soap", 1, desc->size_limit, job->rows,
                                  job->cols, &layout));
   memset(run, 0, sizeof(*run));
   if (job->rows == 0 || job->cols == 0) return MFSDP_OK;
-  for (state_count = 0; mfsdp_soap_state(desc, job->rows, job->cols, state_count, &array);
-       ++state_count)
-    counts[state_count] = array.rows * array.cols;
+  while (mfsdp_soap_state(desc, job->rows, job->cols, state_count, &arrays[state_count]))
+    ++state_count;
   MFSDP_TRY(
-      mfsdp__pre_run_make(context, backend, queue, "soap", job, &layout, counts, state_count, run));
+      mfsdp__pre_run_make(context, backend, queue, "soap", job, &layout, arrays, state_count, run));
   run->args.refresh =
       job->attempted_step > 1 && (job->attempted_step - 1) % desc->update_every == 0;
   run->args.start = run->args.refresh || job->attempted_step <= desc->update_every;

@@ -308,6 +308,15 @@ TEST_F(AdamwRules, EpsZero) {
   desc_.eps = 0.0;
   refused(&desc_, "eps is 0, needs to be positive");
 }
+/* Updates divide by it in float: as 0 or infinity it would make NaN of a parameter, or no update. */
+TEST_F(AdamwRules, EpsThatIsNoFloat) {
+  desc_.eps = 1e-50;
+  refused(&desc_, "eps is 1e-50, needs to be positive, and 1.2e-38 to 3.4e38");
+  desc_.eps = 1e39;
+  refused(&desc_, "eps is 1e+39");
+  desc_.eps = 1.2e-38;
+  EXPECT_EQ(mfsdp_adamw_check(&rig_.context, &desc_), MFSDP_OK);
+}
 TEST_F(AdamwRules, EpsNan) {
   desc_.eps = std::numeric_limits<double>::quiet_NaN();
   refused(&desc_, "needs to be positive");

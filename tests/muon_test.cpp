@@ -693,6 +693,8 @@ TEST_F(MuonRules, RowOptions) {
   refused(&desc_, "row_beta2 is 1, needs to be in [0, 1)");
   desc_.row_beta2 = 0.9;
   refused(&desc_, "row_eps is 0, needs to be positive");
+  desc_.row_eps = 1e-50; /* its inverse, the factor of an empty row, is no float */
+  refused(&desc_, "row_eps is 1e-50, needs to be positive, and 1.2e-38 to 3.4e38");
 }
 TEST_F(MuonRules, NewtonSchulzRulesCount) {
   desc_.newton_schulz.step_count = -2;

@@ -749,6 +749,38 @@ TEST_P(Precondition, WhatWouldOverflowTouchesNothing) {
   }
 }
 
+/* No verdict stands before a single call: a gradient that is not finite touches nothing either, and
+ * a matrix without sides has no Gram matrix that shows it. */
+TEST_P(Precondition, WhatIsNotFiniteTouchesNothing) {
+  for (Algorithm algorithm : both(2))
+    for (const int64_t limit : {100, 4, 0}) {
+      SCOPED_TRACE(limit);
+      algorithm.soap_desc.size_limit = algorithm.shampoo_desc.size_limit = limit;
+      One one(&rig_, algorithm, 5, 3);
+      for (uint64_t t = 1; t <= 7; ++t) {
+        const bool bad = t == 1 || t == 3 || t == 4;
+        const std::vector<float> before = one.all();
+        std::vector<float> g = floats(5, 3, t);
+        if (bad) g[t] = t == 3 ? INFINITY : std::nanf("");
+        one.step(g);
+        EXPECT_EQ(same_bits(one.all(), before), bad) << t;
+      }
+      EXPECT_TRUE(all_finite(one.all()));
+    }
+}
+
+/* A count of updates that no run has (a file that was tampered with): no update is better than NaN. */
+TEST_P(Precondition, AStepThatIsNoNumberTouchesNothing) {
+  for (const double updates : {-3.0, std::nan("")}) {
+    One one(&rig_, mfsdp_soap_desc_default(), 5, 3);
+    one.step(floats(5, 3, 1));
+    one.states[MFSDP_STATE_UPDATES].write({static_cast<float>(updates)});
+    const std::vector<float> before = one.master.read();
+    one.step(floats(5, 3, 2));
+    EXPECT_TRUE(same_bits(one.master.read(), before)) << updates;
+  }
+}
+
 TEST_P(Precondition, RankDeficientGradients) {
   for (const Algorithm &algorithm : both(2))
     for (const Shape shape : {Shape{9, 6}, Shape{1, 9}, Shape{9, 1}, Shape{1, 1}}) {
@@ -819,11 +851,32 @@ TEST_P(Precondition, JobsThatMakeNoSense) {
     refused("workspace has " + std::to_string(good.workspace_nbytes - 1) + " bytes, needs " +
             std::to_string(good.workspace_nbytes));
     one.job.workspace = nullptr, refused("workspace has 0 bytes");
-    one.job.item.master = nullptr, refused("master, grad or a state array is NULL");
-    one.job.item.state[3] = nullptr, refused("master, grad or a state array is NULL");
-    one.job.item.grad = one.job.item.master, refused("master, grad and the state arrays are");
-    one.job.item.state[0] = one.job.item.state[5], refused("master, grad and the state arrays are");
+    const auto bytes = [](void *p) { return static_cast<unsigned char *>(p); };
+    one.job.workspace = bytes(good.workspace) + 8;
+    one.job.workspace_nbytes += 8;
+    refused("workspace is not aligned to 256 bytes");
+    one.job.item.master = nullptr, refused("master is NULL");
+    one.job.item.grad = nullptr, refused("grad is NULL");
+    one.job.item.state[3] = nullptr, refused(one.names[3] + " is NULL");
+    one.job.item.grad = one.job.item.master, refused("master and grad overlap");
+    one.job.item.grad = one.job.item.master + 11, refused("master and grad overlap");
+    one.job.item.state[0] = one.job.item.state[5], refused("exp_avg and exp_avg_sq overlap");
+    one.job.item.state[1] = one.job.item.state[0] + 1, refused("exp_avg and gram_left overlap");
+    one.job.item.grad = static_cast<const float *>(good.workspace), refused("workspace and grad");
+    one.job.item.param = one.job.item.state[5], refused("exp_avg_sq and param overlap");
+    one.job.item.param = one.grad.data();
+    one.job.item.param_dtype = 7, refused("param_dtype is 7, which is none");
   }
+}
+
+TEST(PreconditionChecks, WorkspaceQueriesNeedAPlace) {
+  Rig rig(test::rig_kinds()[0]);
+  const mfsdp_shampoo_desc shampoo = mfsdp_shampoo_desc_default();
+  const mfsdp_soap_desc soap = mfsdp_soap_desc_default();
+  EXPECT_EQ(mfsdp_shampoo_workspace_nbytes(&rig.context, rig.backend, &shampoo, 3, 3, nullptr),
+            MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_soap_workspace_nbytes(&rig.context, rig.backend, &soap, 3, 3, nullptr),
+            MFSDP_E_ARGUMENT);
 }
 
 TEST(PreconditionChecks, Descriptions) {
@@ -842,6 +895,8 @@ TEST(PreconditionChecks, Descriptions) {
   shampoo([](mfsdp_shampoo_desc *d) { d->beta2 = 1.1; }, "beta2 is 1.1, needs to be in [0, 1]");
   shampoo([](mfsdp_shampoo_desc *d) { d->beta2 = 1.0; }, "beta2 is 1, and AdamW's average");
   shampoo([](mfsdp_shampoo_desc *d) { d->eps = 0.0; }, "eps is 0, needs to be positive");
+  shampoo([](mfsdp_shampoo_desc *d) { d->eps = 1e-160; },
+          "eps is 1e-160, needs to be positive, and");
   shampoo([](mfsdp_shampoo_desc *d) { d->update_every = 0; },
           "update_every is 0, needs at least 1");
   shampoo([](mfsdp_shampoo_desc *d) { d->update_every = -3; }, "update_every is -3");
@@ -851,6 +906,7 @@ TEST(PreconditionChecks, Descriptions) {
   shampoo([](mfsdp_shampoo_desc *d) { d->graft = static_cast<mfsdp_graft>(0); },
           "graft is 0, needs 1");
   shampoo([](mfsdp_shampoo_desc *d) { d->graft_eps = 0.0; }, "graft_eps is 0");
+  shampoo([](mfsdp_shampoo_desc *d) { d->graft_eps = 1e-300; }, "graft_eps is 1e-300, needs");
   const auto soap = [&](void (*edit)(mfsdp_soap_desc *), const std::string &part) {
     mfsdp_soap_desc desc = mfsdp_soap_desc_default();
     edit(&desc);
@@ -863,6 +919,7 @@ TEST(PreconditionChecks, Descriptions) {
   soap([](mfsdp_soap_desc *d) { d->shampoo_beta = 1.0; },
        "betas are 0.95 and 0.95, shampoo_beta is 1");
   soap([](mfsdp_soap_desc *d) { d->eps = std::nan(""); }, "eps is ");
+  soap([](mfsdp_soap_desc *d) { d->eps = 1e-50; }, "eps is 1e-50, needs to be positive, and 1e-30");
   soap([](mfsdp_soap_desc *d) { d->update_every = 0; }, "update_every is 0, needs at least 1");
   soap([](mfsdp_soap_desc *d) { d->size_limit = -1; }, "size_limit is -1");
   EXPECT_EQ(mfsdp_shampoo_check(&rig.context, nullptr), MFSDP_E_ARGUMENT);

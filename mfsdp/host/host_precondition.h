@@ -191,11 +191,13 @@ MFSDP_API double mfsdp__host_shampoo_size(const mfsdp_precondition_args *args) {
 
 MFSDP_API void mfsdp__host_shampoo_commit(const mfsdp_precondition_args *args) {
   const mfsdp_step_scalars *s = args->scalars;
+  float step;
   if (!mfsdp__host_pre_applies(args) || !mfsdp__host_pre_moments_finite(args) ||
       !mfsdp__host_pre_sides_finite(args, args->refresh))
     return;
-  mfsdp__host_pre_update(args, (float)(1.0 - s->lr * s->weight_decay),
-                         (float)(s->lr * mfsdp__host_shampoo_size(args)), 1.0f);
+  step = (float)(s->lr * mfsdp__host_shampoo_size(args));
+  if (!mfsdp_f32_is_finite(step)) return;
+  mfsdp__host_pre_update(args, (float)(1.0 - s->lr * s->weight_decay), step, 1.0f);
   mfsdp__host_pre_store_moments(args);
   mfsdp__host_pre_store_sides(args, args->refresh);
 }
@@ -269,11 +271,13 @@ MFSDP_API void mfsdp__host_soap_commit(const mfsdp_precondition_args *args) {
   const double t = (double)*updates;
   const int first = t == 0.0, stores_sides = first ? args->start : args->refresh;
   if (!mfsdp__host_pre_applies(args) || !mfsdp__host_pre_sides_finite(args, stores_sides)) return;
+  /* Without sides no Gram matrix has shown it. */
+  if (first && !mfsdp__host_all_finite(args->grad, args->item.count)) return;
   if (!first) {
-    if (!mfsdp__host_pre_moments_finite(args)) return;
-    mfsdp__host_pre_update(
-        args, 1.0f, (float)(s->lr * sqrt(1.0 - pow(args->beta2, t)) / (1.0 - pow(args->beta1, t))),
-        (float)(1.0 - s->lr * s->weight_decay));
+    const double correction = sqrt(1.0 - pow(args->beta2, t)) / (1.0 - pow(args->beta1, t));
+    const float step = (float)(s->lr * correction);
+    if (!mfsdp__host_pre_moments_finite(args) || !mfsdp_f32_is_finite(step)) return;
+    mfsdp__host_pre_update(args, 1.0f, step, (float)(1.0 - s->lr * s->weight_decay));
     mfsdp__host_pre_store_moments(args);
   }
   mfsdp__host_pre_store_sides(args, stores_sides);
