@@ -46,7 +46,7 @@ MFSDP_API mfsdp_status mfsdp_adamw_check(mfsdp_context *context, const mfsdp_ada
   if (!(desc->beta1 >= 0.0 && desc->beta1 < 1.0) || !(desc->beta2 >= 0.0 && desc->beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "adamw: betas are %g and %g, need to be in [0, 1)",
                       desc->beta1, desc->beta2);
-  if (!mfsdp_f32_can_divide(desc->eps))
+  if (!mfsdp_f32_is_positive(desc->eps))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "adamw: eps is %g, needs to be positive, and 1.2e-38 to 3.4e38", desc->eps);
   return MFSDP_OK;

@@ -52,8 +52,8 @@ MFSDP_DEVICE_API int mfsdp_f32_is_finite(float value) {
   return (mfsdp_bits_from_f32(value) & 0x7f800000u) != 0x7f800000u;
 }
 
-/* 1 if x, rounded to f32, is positive, normal and finite: what is safe to divide by. */
-MFSDP_API int mfsdp_f32_can_divide(double x) {
+/* 1 if x, rounded to f32, is positive, normal and finite. */
+MFSDP_API int mfsdp_f32_is_positive(double x) {
   return x >= 1.1754944e-38 && x <= 3.4e38;
 }
 

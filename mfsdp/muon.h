@@ -130,7 +130,7 @@ MFSDP_API mfsdp_status mfsdp__muon_check_rows(mfsdp_context *context, const mfsd
   if (!(desc->row_beta2 >= 0.0 && desc->row_beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: row_beta2 is %g, needs to be in [0, 1)",
                       desc->row_beta2);
-  if (!mfsdp_f32_can_divide(desc->row_eps))
+  if (!mfsdp_f32_is_positive(desc->row_eps))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "muon: row_eps is %g, needs to be positive, and 1.2e-38 to 3.4e38",
                       desc->row_eps);
@@ -148,12 +148,14 @@ MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon
   if (!(desc->momentum >= 0.0 && desc->momentum < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: momentum is %g, needs to be in [0, 1)",
                       desc->momentum);
-  if (!(desc->grad_weight > 0.0))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: grad_weight is %g, needs to be positive",
-                      desc->grad_weight);
-  if (desc->nesterov && !(desc->nesterov_weight > 0.0))
+  if (!mfsdp_f32_is_positive(desc->grad_weight))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "muon: nesterov_weight is %g, needs to be positive", desc->nesterov_weight);
+                      "muon: grad_weight is %g, needs to be positive, and 1.2e-38 to 3.4e38",
+                      desc->grad_weight);
+  if (desc->nesterov && !mfsdp_f32_is_positive(desc->nesterov_weight))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "muon: nesterov_weight is %g, needs to be positive, and 1.2e-38 to 3.4e38",
+                      desc->nesterov_weight);
   if (desc->scale < MFSDP_MUON_SCALE_ORIGINAL || desc->scale > MFSDP_MUON_SCALE_NONE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: scale is %d, needs %d to %d",
                       (int)desc->scale, (int)MFSDP_MUON_SCALE_ORIGINAL, (int)MFSDP_MUON_SCALE_NONE);

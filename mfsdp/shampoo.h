@@ -107,7 +107,7 @@ MFSDP_API mfsdp_status mfsdp_shampoo_check(mfsdp_context *context, const mfsdp_s
   if (desc->graft == MFSDP_GRAFT_ADAMW && !(desc->beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "shampoo: beta2 is 1, and AdamW's average, to be grafted, needs less than 1");
-  if (desc->graft == MFSDP_GRAFT_ADAMW && !mfsdp_f32_can_divide(desc->graft_eps))
+  if (desc->graft == MFSDP_GRAFT_ADAMW && !mfsdp_f32_is_positive(desc->graft_eps))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "shampoo: graft_eps is %g, needs to be positive, and 1.2e-38 to 3.4e38",
                       desc->graft_eps);

@@ -125,13 +125,13 @@ TEST(Dtype, FinitenessLooksAtBits) {
   EXPECT_FALSE(mfsdp_f64_is_finite(std::nan("")));
 }
 
-TEST(Dtype, WhatFloatsCanDivideBy) {
+TEST(Dtype, PositiveLooksAtTheFloat) {
   for (const double x : {1e-8, 1.2e-38, 3.4e38, 1.0})
-    EXPECT_TRUE(mfsdp_f32_can_divide(x)) << x;
+    EXPECT_TRUE(mfsdp_f32_is_positive(x)) << x;
   for (const double x : {0.0, -1.0, 1.1754e-38, 1e-50, 3.5e38})
-    EXPECT_FALSE(mfsdp_f32_can_divide(x)) << x;
-  EXPECT_FALSE(mfsdp_f32_can_divide(std::nan("")) ||
-               mfsdp_f32_can_divide(std::numeric_limits<double>::infinity()));
+    EXPECT_FALSE(mfsdp_f32_is_positive(x)) << x;
+  EXPECT_FALSE(mfsdp_f32_is_positive(std::nan("")) ||
+               mfsdp_f32_is_positive(std::numeric_limits<double>::infinity()));
 }
 
 TEST(Dtype, ElementsOfEveryDtypeAtUnalignedAddresses) {

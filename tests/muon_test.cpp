@@ -672,10 +672,14 @@ TEST_F(MuonRules, MomentumZeroIsLegal) {
 TEST_F(MuonRules, GradWeightZero) {
   desc_.grad_weight = 0.0;
   refused(&desc_, "grad_weight is 0");
+  desc_.grad_weight = std::numeric_limits<double>::infinity(); /* NaN where a gradient is 0 */
+  refused(&desc_, "grad_weight is inf");
 }
 TEST_F(MuonRules, NesterovWeightZero) {
   desc_.nesterov_weight = 0.0;
   refused(&desc_, "nesterov_weight is 0");
+  desc_.nesterov_weight = 1e39;
+  refused(&desc_, "nesterov_weight is 1e+39");
   desc_.nesterov = 0; /* then it is not read */
   EXPECT_EQ(mfsdp_muon_check(&rig_.context, &desc_), MFSDP_OK);
 }

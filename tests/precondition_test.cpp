@@ -1133,6 +1133,54 @@ TEST(PreconditionChecks, ABackendWithoutEigh) {
   EXPECT_EQ(mfsdp_host_backend_destroy(&rig.context, host), MFSDP_OK);
 }
 
+/* ---- a LAPACK that fails ---- */
+
+int g_calls_left = 0; /* the call that fails is the one that makes it 0 */
+
+int64_t failing_syevd(int64_t n, float *a, int64_t lda, float *values, void *work, size_t nbytes) {
+  const int64_t code = test::rig_lapack()->syevd(n, a, lda, values, work, nbytes);
+  return --g_calls_left == 0 ? 3 : code;
+}
+
+int64_t failing_orthonormalize(int64_t n, float *a, int64_t lda, void *work, size_t nbytes) {
+  const int64_t code = test::rig_lapack()->orthonormalize(n, a, lda, work, nbytes);
+  return --g_calls_left == 0 ? -4 : code;
+}
+
+/* On inline and worker queues, whichever decomposition of whichever step it is: the wait says so with
+ * the library's code, and that step has touched nothing. */
+TEST(PreconditionChecks, ADecompositionThatFailsTouchesNothing) {
+  if (test::rig_lapack() == nullptr) GTEST_SKIP() << "no LAPACKE in this build";
+  mfsdp_host_lapack failing = *test::rig_lapack();
+  failing.syevd = failing_syevd;
+  failing.orthonormalize = failing_orthonormalize;
+  mfsdp_shampoo_desc shampoo = mfsdp_shampoo_desc_default();
+  mfsdp_soap_desc soap = mfsdp_soap_desc_default();
+  shampoo.update_every = soap.update_every = 1;
+  for (const test::RigKind &kind : test::rig_kinds())
+    for (const Algorithm &algorithm : {Algorithm(shampoo), Algorithm(soap)})
+      for (int fail = 1; fail <= 4; ++fail) { /* two in each step */
+        Rig rig(kind);
+        const mfsdp_host_lapack *const good = rig.host->lapack;
+        rig.host->lapack = &failing;
+        One one(&rig, algorithm, 5, 3);
+        g_calls_left = fail;
+        if (fail > 2) one.step(floats(5, 3, 1));
+        const std::vector<float> before = one.all();
+        one.grad.write(floats(5, 3, 2));
+        ++one.now.applied_steps;
+        one.scalars.write({one.now});
+        (void)algorithm.step(&rig, &one.job);
+        EXPECT_EQ(rig.sync(), MFSDP_E_BACKEND) << fail;
+        const char *const said =
+            algorithm.soap && fail > 2 ? "returned -4 for " : "returned 3 for a matrix of ";
+        EXPECT_NE(std::string(rig.message()).find(said), std::string::npos) << rig.message();
+        rig.renew_queue();
+        EXPECT_TRUE(same_bits(one.all(), before)) << fail;
+        rig.host->lapack = good;
+      }
+}
+
 /* Ranks compare, and checkpoints keep, every hyperparameter. */
 TEST(PreconditionChecks, EveryHyperparameterIsAField) {
   const mfsdp_hyper_group shampoo = mfsdp_hyper_group_shampoo(), soap = mfsdp_hyper_group_soap();
