@@ -234,6 +234,7 @@ void expect_phases_of_a_step(gpt_trace *trace, int prefetch) {
   job.options.ranks = 2;
   job.options.micro_batches = 1;
   job.options.threads_per_rank = 1;
+  job.options.deadline = 60;
   job.options.prefetch = prefetch;
   job.options.reshard_after_forward = 1;
   job.options.lr = job.options.adamw_lr = 0.01;
