@@ -350,11 +350,11 @@ MFSDP_API mfsdp_status mfsdp__pre_sandwich(const mfsdp__pre_run *run, const floa
                                            float *other) {
   const int64_t rows = run->args.rows, cols = run->args.cols;
   if (left != NULL) {
-    float *half = right != NULL ? other : to;
+    float *partial = right != NULL ? other : to;
     MFSDP_TRY(mfsdp__pre_multiply(run, mfsdp__pre_mat(left, rows, rows), trans_left,
                                   mfsdp__pre_mat(from, rows, cols), 0,
-                                  mfsdp__pre_mat(half, rows, cols)));
-    from = half;
+                                  mfsdp__pre_mat(partial, rows, cols)));
+    from = partial;
   }
   if (right != NULL)
     return mfsdp__pre_multiply(run, mfsdp__pre_mat(from, rows, cols), 0,

@@ -75,9 +75,9 @@ MFSDP_API MPI_Op mfsdp__mpi_native_op(const mfsdp__mpi_native_tables *tables, mf
 
 /* MPI can add this dtype from now on. */
 MFSDP_API int mfsdp__mpi_native_make_op(mfsdp__mpi_native_tables *tables, mfsdp_dtype dtype) {
-  const int half = dtype == MFSDP_F16;
-  if (dtype == MFSDP_F32 || tables->sums[half] != MPI_OP_NULL) return MPI_SUCCESS;
-  return MPI_Op_create(half ? mfsdp__mpi_add_f16 : mfsdp__mpi_add_bf16, 1, &tables->sums[half]);
+  const int index = dtype == MFSDP_F16;
+  if (dtype == MFSDP_F32 || tables->sums[index] != MPI_OP_NULL) return MPI_SUCCESS;
+  return MPI_Op_create(index ? mfsdp__mpi_add_f16 : mfsdp__mpi_add_bf16, 1, &tables->sums[index]);
 }
 
 /* At most one part for each rank, no longer than a message, and all within an int's reach. A
