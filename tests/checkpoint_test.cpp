@@ -930,7 +930,7 @@ TEST(Checkpoint, ATensorInTwoFilesIsRefused) {
 TEST(Checkpoint, EveryChoiceOfTheOptimizerIsSaved) {
   ModelDisk disk;
   ASSERT_EQ(train_and_save(small_job(), 2, 1, &disk), "");
-  const std::string &state = disk.files().at("run/step-1/state.safetensors");
+  const std::string state = disk.files().at("run/step-1/state.safetensors");
   for (const char *name : {"algorithm",
                            "lr",
                            "weight_decay",
