@@ -234,6 +234,20 @@ everything() {
   [ ! -e "$tmp/all.state" ] || { [ "$(cat "$tmp/all.state")" = made ]; return; }
   echo failed >"$tmp/all.state"
   find_vendors || return 1
+  if [ -n "${MFSDP_CHECK_ALL-}" ]; then # an earlier run asked for each header
+    cp "$MFSDP_CHECK_ALL/all.c" "$tmp/all.c" && all_flags=$(cat "$MFSDP_CHECK_ALL/all.flags") || return 1
+  else include_everything; fi
+  # Without -fkeep-inline-functions nothing of a header of static inline functions would be compiled;
+  # without -fno-toplevel-reorder variables that nobody uses would vanish.
+  # shellcheck disable=SC2086
+  ${CC:-gcc} -std=c11 -O0 -w -fno-pic -fkeep-inline-functions -fno-toplevel-reorder -U_FORTIFY_SOURCE \
+    $all_flags -c "$tmp/all.c" -o "$tmp/all.o" >"$tmp/all.out" 2>&1 || return 1
+  nm "$tmp/all.o" >"$tmp/all.nm" 2>>"$tmp/all.out" || return 1
+  echo made >"$tmp/all.state"
+}
+
+# Sets all_flags and left_out, and writes $tmp/all.c.
+include_everything() {
   all_flags='-I.' left_out=''
   : >"$tmp/all.c"
   for header in $headers; do
@@ -243,13 +257,6 @@ everything() {
     add_flags
   done
   echo 'typedef int check_unit;' >>"$tmp/all.c"
-  # Without -fkeep-inline-functions nothing of a header of static inline functions would be compiled;
-  # without -fno-toplevel-reorder variables that nobody uses would vanish.
-  # shellcheck disable=SC2086
-  ${CC:-gcc} -std=c11 -O0 -w -fno-pic -fkeep-inline-functions -fno-toplevel-reorder -U_FORTIFY_SOURCE \
-    $all_flags -c "$tmp/all.c" -o "$tmp/all.o" >"$tmp/all.out" 2>&1 || return 1
-  nm "$tmp/all.o" >"$tmp/all.nm" 2>>"$tmp/all.out" || return 1
-  echo made >"$tmp/all.state"
 }
 
 # compiled RULE: true if the object is there; says otherwise why it is not
@@ -442,9 +449,40 @@ check() { # RULE...
 
 # ---- self-test ----
 
+# The plants are dealt out to JOBS parts, each with a copy of its own.
+self_test() {
+  headers=$(library_headers)
+  find_vendors || return 1
+  include_everything
+  echo "$all_flags" >"$tmp/all.flags"
+  # Probed once, not once a plant.
+  export MFSDP_CHECK_CONFIG="$tmp/config.mk" MFSDP_CHECK_ALL="$tmp"
+  jobs=${JOBS:-2} part=0
+  while [ $part -lt "$jobs" ]; do
+    "$self" --self-test-part $part "$jobs" >"$tmp/part.$part" 2>&1 &
+    part=$((part + 1))
+  done
+  wait
+  grep -hvE '^[0-9]+ passed, ' "$tmp"/part.*
+  passed=$(cat "$tmp"/part.* | grep -c '^ok ')
+  failed=$(cat "$tmp"/part.* | grep -c '^not ok ')
+  skipped=$(cat "$tmp"/part.* | grep -c '^skip ')
+  if [ "$(cat "$tmp"/part.* | grep -cE '^[0-9]+ passed, ')" != "$jobs" ]; then
+    echo 'not ok self-test: a part of it ended early'
+    failed=$((failed + 1))
+  fi
+}
+
+turn=0
+mine() { # whether the next plant is this part's
+  turn=$((turn + 1))
+  [ $((turn % parts)) = "$part" ]
+}
+
 # plant RULE SAYS NAME FILE TEXT: appends TEXT to FILE in the copy and expects RULE to turn red for
 # that reason, with SAYS in what it prints.
 plant() {
+  mine || return 0
   [ -f "$4" ] || { skip "plant $3" "there is no $4"; return; }
   cp "$4" "$tmp/keep"
   printf '#ifndef MFSDP__PLANTED\n#define MFSDP__PLANTED 1\n%b\n#endif\n' "$5" >>"$copy/$4"
@@ -452,6 +490,7 @@ plant() {
   cp "$tmp/keep" "$copy/$4"
 }
 add() { # RULE SAYS NAME FILE TEXT: the same with a new file
+  mine || return 0
   mkdir -p "$copy/$(dirname "$4")"
   printf '%b\n' "$5" >"$copy/$4"
   expect_red "$1" "$2" "$3"
@@ -463,6 +502,7 @@ expect_red() { # RULE SAYS NAME
   told $? "plant $3" "to see \`not ok $1\` and \`$2\`"
 }
 expect_green() { # RULE NAME
+  mine || return 0
   "$copy/$self" --only "$1" >"$tmp/self.out" 2>&1
   grep -qE "^(ok|skip) $1" "$tmp/self.out"
   told $? "plant $2, $1" "to see \`ok $1\`"
@@ -478,13 +518,12 @@ told() { # STATUS NAME EXPECTED
   fi
 }
 
-self_test() {
+self_test_part() { # PART PARTS
+  part=$1 parts=$2
   copy=$tmp/copy
   mkdir "$copy"
   tar -cf - --exclude=./build --exclude=./.git . | tar -xf - -C "$copy"
   types=mfsdp/types.h
-  find_vendors || return 1
-  export MFSDP_CHECK_CONFIG="$tmp/config.mk" # probed once, not once a plant
   # Where a rule is broken already, the plant proves nothing.
   for rule in $RULES; do expect_green "$rule" 'nothing'; done
 
@@ -571,6 +610,7 @@ case ${1-} in
 --only)
   case " $RULES " in *" ${2-} "*) check "$2" ;; *) echo "rules: $RULES" >&2; exit 2 ;; esac ;;
 --self-test) self_test ;;
+--self-test-part) self_test_part "$2" "$3" ;;
 *) sed -n '3,9p' "$0" >&2; exit 2 ;;
 esac
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -37,6 +37,7 @@ if [ "${1-}" = --one ]; then
       next
     }
     /^\[ RUN      \]/ { flush() }
+    /^\[-+\] / || /^$/ { next } # a suite begins or ends
     { hold[held++] = $0 }
     /\[       OK \] .* \([0-9]+ ms\)$/ { passed++; held = 0 }
     /\[  SKIPPED \] .* \([0-9]+ ms\)$/ { skipped++; held = 0 }
@@ -106,7 +107,9 @@ while read -r program; do
     printf '\n======== %s (all of its output: %s)\n' "$program" "$log"
     cat "$log.failures"
   fi
-  # What a skipped test wants is worth a line: it is work that was not done.
+  # Last, where the end of a long log shows it: the names of what failed. And what a skipped test
+  # wants is worth a line: it is work that was not done.
+  grep -E '^not ok |^## |^\[  FAILED  \] .* ms\)$' "$log.failures" 2>/dev/null | sed "s|^|FAIL $program: |" >>"$notes"
   grep -E '^skip |^\[  SKIPPED \] .* ms\)$' "$log" 2>/dev/null | sed "s|^|SKIP $program: |" >>"$notes"
 done <"$list"
 [ ! -s "$notes" ] || { echo; cat "$notes"; }

@@ -727,8 +727,11 @@ mfsdp_status run_native(Rank &rank, mfsdp_native_kind kind, std::vector<float> *
   args.label = "step 9";
   MFSDP_TRY(
       rank.transport.ops->native_prepare(rank.transport.self, &rank.context, &args, &args.form));
-  MFSDP_TRY(mfsdp_transport_native(&rank.context, &rank.transport, rank.queue, &args));
-  return rank.finish();
+  const mfsdp_status status =
+      mfsdp_transport_native(&rank.context, &rank.transport, rank.queue, &args);
+  if (status == MFSDP_E_POISONED) /* another has noticed already: what it said */
+    return rank.transport.ops->poll(rank.transport.self, &rank.context);
+  return status == MFSDP_OK ? rank.finish() : status;
 }
 
 const mfsdp_native_kind kNativeKinds[] = {MFSDP_NATIVE_GATHER, MFSDP_NATIVE_REDUCE};
