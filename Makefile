@@ -83,7 +83,9 @@ asan_TEST_SRCS := $(PICKED_TEST_SRCS)
 tsan_TEST_SRCS := $(filter $(THREADED),$(PICKED_TEST_SRCS))
 TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
 MPI_TEST_SRCS := $(wildcard tests/mpi/*.c)
+# The one that mostly waits comes first.
 CLI_TESTS := $(filter-out %/lib.sh,$(sort $(wildcard tests/cli/*.sh)))
+CLI_TESTS := $(filter %/mpi.sh,$(CLI_TESTS)) $(filter-out %/mpi.sh,$(CLI_TESTS))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))

@@ -4,8 +4,11 @@
 # own: quicker to make again after a change, and quick to run.
 BATCH ?= $(if $(TESTS),1,8)
 
-# $(call batches,FILES): words FILE,FILE,... (none if a program has one file)
-batches = $(if $(filter-out 1,$(BATCH)),$(shell echo $1 | xargs -r -n $(BATCH) | tr ' ' ','))
+# $(call batches,FILES): words FILE,FILE,... (none if a program has one file). Files are dealt out, so
+# that those of one folder, which take alike long, do not meet in one program.
+batches = $(if $(filter-out 1,$(BATCH)),$(shell echo $1 | awk -v most=$(BATCH) '{ n = int((NF + most - 1) / most); \
+  for (i = 1; i <= NF; i++) batch[(i - 1) % n] = batch[(i - 1) % n] (i > n ? "," : "") $$i; \
+  for (i = 0; i < n; i++) print batch[i] }'))
 batch_files = $(subst $(comma), ,$1)
 # A batch is named by its first file: tests/plan/heap_test.cpp,... is FOLDER/plan-heap_test.
 batch_name = $1/$(subst /,-,$(patsubst tests/%.cpp,%,$(firstword $(call batch_files,$2))))

@@ -19,7 +19,7 @@ define set_rules
 $1_DEFS := -I. $(POSIX) -DMFSDP_EXAMPLE_CBLAS=$($1_CBLAS) -DMFSDP_EXAMPLE_LAPACKE=$($1_LAPACKE) -DMFSDP_EXAMPLE_MPI=$($1_MPI) \
   $($1_CBLAS_CFLAGS) $($1_LAPACKE_CFLAGS) $($1_MPI_CFLAGS) $(CPPFLAGS)
 $1_CC := $(CC) -std=c11 -Wpedantic $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) $(CFLAGS)
-$1_CXX := $(CXX) -std=c++14 $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) $(GTEST_CFLAGS) $(CXXFLAGS)
+$1_CXX := $(CXX) -std=c++14 $(WARN) $($1_WERROR) $($1_FLAGS) $$($1_DEFS) -DMFSDP_TEST_SANITIZER=$($1_SANITIZER) -DMFSDP_TEST_TSAN=$(if $(filter tsan,$1),1,0) $(GTEST_CFLAGS) $(CXXFLAGS)
 $1_LINK := $($1_FLAGS) $(LDFLAGS)
 # MPI is linked to what calls it alone.
 $1_LIBS := $(if $($1_MPI_LIBS),-Wl$(comma)--as-needed $($1_MPI_LIBS) -Wl$(comma)--no-as-needed) $($1_LAPACKE_LIBS) $($1_CBLAS_LIBS) -lpthread -lm

@@ -3,7 +3,8 @@
  * optimizer.h: routing, the state table, the order of the list, and that a step is the single
  * matrix functions bit for bit. The formulas themselves are judged in muon_test and adamw_test.
  *
- * Counts allocations: MFSDP_TEST_WRAP_MALLOC.
+ * Counts allocations: MFSDP_TEST_WRAP_MALLOC. One queue at a time, whose races host_queue_test looks
+ * for: not run under the thread sanitizer (MFSDP_TEST_ONE_QUEUE).
  */
 #include "mfsdp/optimizer.h"
 

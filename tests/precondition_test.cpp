@@ -4,7 +4,8 @@
  * math_lapacke.h): decompositions by what they must satisfy, steps against float64, and what must not
  * change. Without a LAPACKE in the build all of it is skipped but the refusals.
  *
- * Counts allocations: MFSDP_TEST_WRAP_MALLOC.
+ * Counts allocations: MFSDP_TEST_WRAP_MALLOC. One queue at a time, whose races host_queue_test looks
+ * for: not run under the thread sanitizer (MFSDP_TEST_ONE_QUEUE).
  */
 #include "mfsdp/optimizer.h"
 

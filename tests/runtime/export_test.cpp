@@ -120,6 +120,7 @@ TEST(Export, EveryTensorToEveryRootAndToAll) {
   for (Job &job : jobs())
     for (const mfsdp_host_queue_kind kind : kKinds)
       for (const int32_t world : {1, 2, 4, 7}) {
+        if (MFSDP_TEST_TSAN && world != 4) continue;
         job.queue_kind = kind;
         const std::vector<std::vector<float>> want = initial(job);
         const test::Expected expected(job, world, 1);

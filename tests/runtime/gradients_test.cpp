@@ -376,6 +376,7 @@ TEST(Missing, WithLocalAccumulation) {
 TEST(LocalAccumulation, EqualsItsOracle) {
   for (const mfsdp_host_queue_kind kind : kKinds)
     for (const int32_t world : {1, 2, 3, 4}) {
+      if (MFSDP_TEST_TSAN && world % 2 == 0) continue;
       Job job = test::mixed_job();
       job.queue_kind = kind;
       job.options.local_world = world;
@@ -533,6 +534,7 @@ TEST(Clip, ScopeAndNormDoNotDependOnTheWorld) {
     norms.push_back(expected.after(0).verdict.grad_norm);
     for (const mfsdp_planner planner : {MFSDP_PLANNER_SCOPE_GREEDY, MFSDP_PLANNER_ROUND_ROBIN})
       for (const int32_t world : {1, 2, 4, 8}) {
+        if (MFSDP_TEST_TSAN && world != 4) continue; /* norms are compared, not threads */
         job.planner = planner;
         EXPECT_EQ(test::run_job(job, world, 8 / world, expected), "") << "scope " << scope;
       }

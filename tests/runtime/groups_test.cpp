@@ -935,7 +935,7 @@ TEST(Failure, OfEverySubmitAndOperation) {
         if (what == What::kReplicaSubmit && !job.groups[0][0].replicated) continue;
         job.queue_kind = kind;
         if (kind == MFSDP_HOST_QUEUE_WORKER) job.prefetch_depth = job.reduce_depth = 1;
-        const int64_t stride = (MFSDP_TEST_SANITIZER ? 7 : 1) * (operations ? 5 : 1);
+        const int64_t stride = (MFSDP_TEST_TSAN ? 17 : MFSDP_TEST_SANITIZER ? 7 : 1) * (operations ? 5 : 1);
         int64_t n = 0;
         while (fail_nth(job, what, static_cast<int32_t>(n) % job.ranks(), n) && !HasFailure())
           n += stride;

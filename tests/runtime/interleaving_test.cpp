@@ -3,7 +3,7 @@
  * The runtime on queues that a scheduler steps: every interleaving of small cases and random ones
  * of larger cases give the oracle's bits; no two accesses to a word lack an order (which says the
  * same of all schedules); and each kind of wait that the runtime asks for is needed: left out, it
- * shows.
+ * shows. One thread runs at a time: not run under the thread sanitizer (MFSDP_TEST_ONE_QUEUE).
  */
 #include "../support/fake_queue.h"
 #include "groups_rig.h"
