@@ -7,8 +7,8 @@ POSIX := -D_POSIX_C_SOURCE=200809L
 BENCH_DEFS = -Iexamples -Ibench -DMFSDP_BENCH_BUILD='"$(CC) -std=c11 $(release_FLAGS) $(CFLAGS)"'
 WRAP := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=posix_memalign
 
-# $(call run_tests,LOGS,PROGRAMS)
-run_tests = scripts/run_tests.sh -j $(JOBS) -l build/$1/logs $(if $($1_RUNNER),-r '$($1_RUNNER)') -- $2
+# $(call run_tests,LOGS,PROGRAMS): one more at a time where tests/cli/mpi.sh is among them, which mostly waits
+run_tests = scripts/run_tests.sh -j $(if $(filter %/mpi.sh,$2),$(shell expr $(JOBS) + 1),$(JOBS)) -l build/$1/logs $(if $($1_RUNNER),-r '$($1_RUNNER)') -- $2
 
 ifneq ($(GTEST_DIR),)
 GTEST_CFLAGS := -isystem $(GTEST_DIR)/include
