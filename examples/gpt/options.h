@@ -46,6 +46,8 @@ extern "C" {
     "ranks are threads of this process, or the processes of an mpirun")                          \
   X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical|native|auto",    \
     "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
+  X(FLAG, narrow_sums, "narrow-sums", "0", 0, 0, "",                                             \
+    "native may add the gradients of --dtype bf16 or f16 in that type: sums are rounded")        \
   X(INTEGER, deadline, "deadline", "60", 1, 86400, "S",                                          \
     "seconds without progress until a rank that does not answer is an error")                    \
   X(INTEGER, micro_batches, "micro-batches", "1", 1, 1000000, "M",                               \
@@ -61,7 +63,7 @@ extern "C" {
   X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                       \
   X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                      \
   X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR",                                                    \
-    "step size of Muon; Shampoo and SOAP have 0.003 unless it is given")                         \
+    "step size of the hidden matrices; Shampoo and SOAP have 0.003 unless it is given")          \
   X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                       \
     "step size of AdamW: the other parameters, or all with --optimizer adamw")                   \
   X(CHOICE, schedule, "schedule", "linear", 0, 0, "constant|linear|cosine|wsd|wsd-sqrt",         \

@@ -157,6 +157,7 @@ static mfsdp_status create_runtime(gpt_rank *rank) {
   desc.clip_norm = rank->job->options.clip;
   desc.schedule = gpt_schedule(&rank->job->options);
   desc.gather_algorithm = desc.reduce_algorithm = algorithms[rank->job->options.collective];
+  desc.narrow_sums = rank->job->options.narrow_sums;
   desc.wire = wire;
   desc.prefetch_depth = (int32_t)rank->job->options.prefetch;
   desc.reduce_depth = desc.prefetch_depth > 0;

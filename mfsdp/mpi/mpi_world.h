@@ -96,7 +96,7 @@ typedef struct mfsdp_mpi_world {
   mfsdp_mutex mutex;       /* the rest, and the requests of the service */
   mfsdp_mutex probe_mutex; /* one probe at a time */
   int32_t serving;         /* the service's receives are posted */
-  MPI_Request ping_receive, notice_receive, left_receive;
+  MPI_Request ping_receive, pong_send, notice_receive, left_receive;
   uint64_t ping_in, ping_out, pong_out, left_in, left_out;
   int64_t *left_us;       /* world: when a peer's leaving was noticed; 0: it is there */
   uint64_t *left_natives; /* world: how many native collectives a peer that has left had ended */
@@ -237,15 +237,23 @@ MFSDP_API void mfsdp__mpi_take_notice(mfsdp_mpi_world *world) {
   world->notice_sent = 1; /* its finder has told everyone */
 }
 
-MFSDP_API void mfsdp__mpi_answer_ping(mfsdp_mpi_world *world, int source) {
-  MPI_Request request;
-  world->pong_out = world->ping_in;
-  /* The word is copied by MPI or stays what it is: the next ping is received after this one. */
-  if (MPI_Isend(&world->pong_out, (int)sizeof(world->pong_out), MPI_BYTE, source,
-                MFSDP__MPI_TAG_PONG, world->control, &request) == MPI_SUCCESS)
-    (void)MPI_Wait(&request, MPI_STATUS_IGNORE); /* eight bytes: eager everywhere */
-  (void)MPI_Irecv(&world->ping_in, (int)sizeof(world->ping_in), MPI_BYTE, MPI_ANY_SOURCE,
-                  MFSDP__MPI_TAG_PING, world->control, &world->ping_receive);
+/* Pings are answered one by one: the next is received when the answer to the last is on its way. */
+MFSDP_API void mfsdp__mpi_answer_pings(mfsdp_mpi_world *world) {
+  MPI_Status status;
+  int flag = 0;
+  if (world->ping_receive != MPI_REQUEST_NULL) {
+    if (MPI_Test(&world->ping_receive, &flag, &status) != MPI_SUCCESS || !flag) return;
+    world->pong_out = world->ping_in;
+    if (MPI_Isend(&world->pong_out, (int)sizeof(world->pong_out), MPI_BYTE, status.MPI_SOURCE,
+                  MFSDP__MPI_TAG_PONG, world->control, &world->pong_send) != MPI_SUCCESS)
+      world->pong_send = MPI_REQUEST_NULL;
+  }
+  if (world->pong_send != MPI_REQUEST_NULL &&
+      (MPI_Test(&world->pong_send, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || !flag))
+    return;
+  if (MPI_Irecv(&world->ping_in, (int)sizeof(world->ping_in), MPI_BYTE, MPI_ANY_SOURCE,
+                MFSDP__MPI_TAG_PING, world->control, &world->ping_receive) != MPI_SUCCESS)
+    world->ping_receive = MPI_REQUEST_NULL;
 }
 
 MFSDP_API void mfsdp__mpi_take_left(mfsdp_mpi_world *world, int source) {
@@ -265,9 +273,7 @@ MFSDP_API void mfsdp__mpi_serve(mfsdp_mpi_world *world) {
     if (world->notice_receive != MPI_REQUEST_NULL &&
         MPI_Test(&world->notice_receive, &flag, &status) == MPI_SUCCESS && flag)
       mfsdp__mpi_take_notice(world);
-    flag = 0;
-    if (MPI_Test(&world->ping_receive, &flag, &status) == MPI_SUCCESS && flag)
-      mfsdp__mpi_answer_ping(world, status.MPI_SOURCE);
+    mfsdp__mpi_answer_pings(world);
     flag = 0;
     if (MPI_Test(&world->left_receive, &flag, &status) == MPI_SUCCESS && flag)
       mfsdp__mpi_take_left(world, status.MPI_SOURCE);
@@ -547,6 +553,7 @@ MFSDP_API void mfsdp__mpi_stop_service(mfsdp_mpi_world *world) {
       (void)MPI_Cancel(requests[i]);
       (void)MPI_Wait(requests[i], MPI_STATUS_IGNORE);
     }
+  if (world->pong_send != MPI_REQUEST_NULL) (void)MPI_Request_free(&world->pong_send);
   world->serving = 0;
 }
 
@@ -597,7 +604,8 @@ MFSDP_API mfsdp_status mfsdp_mpi_world_wrap(mfsdp_context *context, MPI_Comm com
   world->desc = *desc;
   if (level == MPI_THREAD_MULTIPLE) world->desc.lock = world->desc.unlock = NULL;
   world->data = world->control = MPI_COMM_NULL;
-  world->ping_receive = world->notice_receive = world->left_receive = MPI_REQUEST_NULL;
+  world->ping_receive = world->pong_send = MPI_REQUEST_NULL;
+  world->notice_receive = world->left_receive = MPI_REQUEST_NULL;
   world->rank = rank;
   world->world = size;
   world->thread_level = level;

@@ -162,9 +162,28 @@ struct mfsdp_runtime {
 
 /* ---- failure: the first error is kept, the transport poisoned, and later calls refused ---- */
 
+/* A transport that another thread or rank has poisoned refuses work with E_POISONED: what happened
+ * first is what its poll says. */
+MFSDP_API mfsdp_status mfsdp__runtime_first_error(mfsdp_runtime *rt, mfsdp_status status) {
+  int32_t g;
+  for (g = 0; g < rt->group_count && status == MFSDP_E_POISONED; ++g) {
+    const mfsdp_transport *of_group[2];
+    int32_t k;
+    of_group[0] = rt->groups[g].transport;
+    of_group[1] = rt->groups[g].replica;
+    for (k = 0; k < 2 && status == MFSDP_E_POISONED; ++k)
+      if (of_group[k] != NULL) {
+        const mfsdp_status first = of_group[k]->ops->poll(of_group[k]->self, rt->context);
+        if (first != MFSDP_OK) status = first;
+      }
+  }
+  return status;
+}
+
 MFSDP_API mfsdp_status mfsdp__runtime_failed(mfsdp_runtime *rt, mfsdp_status status) {
   if (rt->failure.status == MFSDP_OK) {
     int32_t g;
+    status = mfsdp__runtime_first_error(rt, status);
     rt->failure = rt->context->error;
     rt->failure.status = status;
     for (g = 0; g < rt->group_count; ++g) {

@@ -87,6 +87,12 @@ for class in materialize reduce; do
   check "train_gpt, native, 4 processes: $class bytes of threads" "$(field "$work/out" $class)" \
     "$($program $small --ranks 4 --collective native 2>/dev/null | sed -n 's/.*"'$class'":\([0-9]*\).*/\1/p')"
 done
+# shellcheck disable=SC2086
+run 4 $program --transport mpi $small --collective native --dtype bf16
+check 'train_gpt, native, bf16: refused, with what allows it' "$(grep -c 'narrow_sums to allow it' "$work/err")" 4
+# shellcheck disable=SC2086
+run 4 $program --transport mpi $small --collective native --dtype bf16 --narrow-sums
+check 'train_gpt, native, bf16 with rounded sums' "$(field "$work/out" steps)" 4
 run 2 $program --transport mpi --ranks 4 --data "$work/text"
 check 'another --ranks than processes' "$(grep -c 'leave --ranks out' "$work/err")" 2
 run 2 $program --data "$work/text"
