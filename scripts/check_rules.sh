@@ -235,7 +235,8 @@ everything() {
   echo failed >"$tmp/all.state"
   find_vendors || return 1
   if [ -n "${MFSDP_CHECK_ALL-}" ]; then # an earlier run asked for each header
-    cp "$MFSDP_CHECK_ALL/all.c" "$tmp/all.c" && all_flags=$(cat "$MFSDP_CHECK_ALL/all.flags") || return 1
+    cp "$MFSDP_CHECK_ALL/all.c" "$tmp/all.c" && all_flags=$(cat "$MFSDP_CHECK_ALL/all.flags") &&
+      left_out=$(cat "$MFSDP_CHECK_ALL/all.left_out") || return 1
   else include_everything; fi
   # Without -fkeep-inline-functions nothing of a header of static inline functions would be compiled;
   # without -fno-toplevel-reorder variables that nobody uses would vanish.
@@ -377,8 +378,10 @@ rule_options() {
 # Every struct has one size, whatever the language, the optimizer and the switches of config.h.
 rule_sizes() {
   compiled sizes || return 0
-  awk '
+  awk -v left_out="$left_out" '
+    BEGIN { n = split(left_out, list, " "); for (i = 1; i <= n; i++) absent[list[i]] = 1 }
     /^[^:]*\.cu:/ { next }   # its own, compiled by nvcc
+    { file = $0; sub(/:.*/, "", file); if (file in absent) next }
     {
       text = $0; sub(/^[^:]*:[0-9]*:/, "", text)
       if (text ~ /^(typedef )?struct mfsdp_[a-z0-9_]+ *(\{|$)/) {
@@ -455,6 +458,7 @@ self_test() {
   find_vendors || return 1
   include_everything
   echo "$all_flags" >"$tmp/all.flags"
+  echo "$left_out" >"$tmp/all.left_out"
   # Probed once, not once a plant.
   export MFSDP_CHECK_CONFIG="$tmp/config.mk" MFSDP_CHECK_ALL="$tmp"
   jobs=${JOBS:-2} part=0

@@ -7,7 +7,7 @@
 #   scripts/demo_optimizers.sh            all of it
 #   scripts/demo_optimizers.sh --quick    a tiny model on this repository's own words, in seconds
 #
-# STEPS=40 takes fewer steps, DATA=file another text. Ctrl-C ends it; the same call goes on with the runs
+# STEPS=150 takes more steps, DATA=file another text. Ctrl-C ends it; the same call goes on with the runs
 # that are not finished. FRESH=1 starts over.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -17,10 +17,10 @@ cd "$(dirname "$0")/.." || exit 1
 optimizers() {
   cat <<'END'
 AdamW|--optimizer adamw|--adamw-lr|0.001 0.003 0.01
-Muon (jordan)|--optimizer muon --adamw-lr 0.003|--lr|0.01 0.02 0.04
-Muon (polar express)|--optimizer muon --coefficients polar-express --adamw-lr 0.003|--lr|0.01 0.02 0.04
+Muon (jordan)|--optimizer muon --adamw-lr 0.003|--lr|0.02 0.04 0.08
+Muon (polar express)|--optimizer muon --coefficients polar-express --adamw-lr 0.003|--lr|0.02 0.04 0.08
 Shampoo|--optimizer shampoo --adamw-lr 0.003|--lr|0.001 0.003 0.01
-SOAP|--optimizer soap --adamw-lr 0.003|--lr|0.001 0.003 0.01
+SOAP|--optimizer soap --adamw-lr 0.003|--lr|0.0005 0.001 0.003
 END
 }
 
@@ -38,7 +38,7 @@ if [ $quick = 1 ]; then
   RANKS=${RANKS:-2} STEPS=${STEPS:-4} LAYERS=${LAYERS:-1} DIM=${DIM:-16} HEADS=${HEADS:-2}
   CONTEXT=${CONTEXT:-16} BATCH=${BATCH:-2}
 else
-  RANKS=${RANKS:-4} STEPS=${STEPS:-150} LAYERS=${LAYERS:-4} DIM=${DIM:-192} HEADS=${HEADS:-6}
+  RANKS=${RANKS:-4} STEPS=${STEPS:-60} LAYERS=${LAYERS:-4} DIM=${DIM:-192} HEADS=${HEADS:-6}
   CONTEXT=${CONTEXT:-128} BATCH=${BATCH:-4}
 fi
 CLIP=${CLIP:-1.0} SEED=${SEED:-1}
@@ -64,8 +64,8 @@ fi
 settings="--data $text --ranks $RANKS --steps $STEPS --layers $LAYERS --dim $DIM --heads $HEADS \
 --context $CONTEXT --batch $BATCH --clip $CLIP --seed $SEED"
 
-# Runs of the same program, text and settings are kept.
-same="$settings $(cksum <"$program") $(cksum <"$text")"
+# Runs of the same program, text, settings and table are kept.
+same="$settings $(cksum <"$program") $(cksum <"$text") $(optimizers | cksum)"
 if [ "${FRESH-}" = 1 ] || [ "$(cat "$out/settings" 2>/dev/null)" != "$same" ]; then
   rm -rf "$out/runs"
   rm -f "$out/table.txt" "$out/by-step.svg" "$out/by-time.svg"
