@@ -394,10 +394,17 @@ typedef struct mfsdp_backend_ops {
   mfsdp_status (*precondition)(void *self, mfsdp_queue *queue, const mfsdp_precondition_args *args);
 } mfsdp_backend_ops;
 
+/* What holds for a backend beyond its table; transports ask for it. A GPU has neither. */
+typedef enum mfsdp_backend_trait {
+  MFSDP_BACKEND_HOST_MEMORY = 1,   /* tasks may read and write DEVICE memory */
+  MFSDP_BACKEND_TASKS_MAY_WAIT = 2 /* for tasks of other queues, and so of other ranks */
+} mfsdp_backend_trait;
+
 typedef struct mfsdp_backend {
   size_t struct_nbytes;
   const mfsdp_backend_ops *ops;
   void *self;
+  uint32_t traits; /* of mfsdp_backend_trait */
 } mfsdp_backend;
 
 /* One f32 product of alpha 1 and beta 0, nothing transposed; the matrices must be set. */

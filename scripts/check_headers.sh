@@ -147,7 +147,7 @@ int main() { return make_a(0, 0, 0) == make_b(0, 0, 0) ? 0 : 1; }'
     job "$kernels $what" "$(nvcc_command $kernels "-O3 -rdc=$rdc $hidden $targets" $stem.k.o)
 $nvcc -std=c++17 -arch=sm_90 -rdc=$rdc -I. -c $tmp/cuda_a.cu -o $stem.a.o
 $nvcc -std=c++17 -arch=sm_90 -rdc=$rdc -I. -c $tmp/cuda_b.cu -o $stem.b.o
-$nvcc -arch=sm_90 -rdc=$rdc $stem.a.o $stem.b.o $stem.k.o -Xlinker --no-undefined,-rpath,$cuda_root/lib64 -lcublas -lcublasLt -o $stem.program
+$nvcc -arch=sm_90 -rdc=$rdc $stem.a.o $stem.b.o $stem.k.o -Xlinker --no-undefined,-rpath,$cuda_root/lib64 -lcusolver -lcublas -lcublasLt -o $stem.program
 $stem.program"
   done
 else

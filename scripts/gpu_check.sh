@@ -26,7 +26,7 @@ flags="-O1 -ffp-contract=off -fno-math-errno -I. -isystem $cuda/include -isystem
   -DMFSDP_TEST_SANITIZER=1 -DMFSDP_TEST_HARDWARE=1 -DMFSDP_EXAMPLE_CBLAS=0 -DMFSDP_EXAMPLE_LAPACKE=0 -DMFSDP_EXAMPLE_MPI=0"
 arch=${ARCH:-native}
 "$nvcc" -std=c++17 -O3 -arch="$arch" -Xcompiler -fvisibility=hidden -c mfsdp/cuda/kernels.cu -o "$out/kernels.o" || stop 'kernels.cu does not compile'
-programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton_schulz muon adamw optimizer'
+programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton_schulz muon adamw optimizer precondition'
 # shellcheck disable=SC2086 # lists of words
 {
   g++ -std=c++14 -O1 -I"$gtest" -isystem "$gtest/include" -c "$gtest/src/gtest-all.cc" -o "$out/gtest-all.o" &&
@@ -38,7 +38,7 @@ for program in $programs; do
   name=$(basename "$program")
   # shellcheck disable=SC2086
   g++ -std=c++14 $flags "tests/${program}_test.cpp" "$out/rig.o" "$out/kernels.o" "$out/malloc_count.o" "$out/gtest-all.o" \
-    "$out/gtest_main.o" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcublas -lcublasLt -lcudart -lpthread -lm -o "$out/${name}_test" ||
+    "$out/gtest_main.o" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcusolver -lcublas -lcublasLt -lcudart -lpthread -lm -o "$out/${name}_test" ||
     stop "$program does not build"
 done
 if [ "${BUILD_ONLY:-0}" = 1 ]; then echo "built in $out; nothing was run"; exit 0; fi

@@ -33,7 +33,7 @@ find_vendors() {
   if have "$nvcc"; then
     cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
     if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
-    CUDA_LD="-L$cuda_root/lib64 -Xlinker -rpath -Xlinker $cuda_root/lib64 -lcublas -lcublasLt -lcudart"
+    CUDA_LD="-L$cuda_root/lib64 -Xlinker -rpath -Xlinker $cuda_root/lib64 -lcusolver -lcublas -lcublasLt -lcudart"
   fi
 }
 

@@ -158,6 +158,7 @@ find_cuda() {
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#include <cusolverDn.h>
 #if CUDART_VERSION < 12080
 #error "the CUDA toolkit is older than 12.8"
 #endif

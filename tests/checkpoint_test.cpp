@@ -782,6 +782,34 @@ TEST(Checkpoint, StrictUnlessAsked) {
   EXPECT_TRUE(says(load_other(small, small, [](Saver &s) { s.how.name = "step-7"; }), "step-7"));
 }
 
+/* Other choices are taken, and told to whoever asks. */
+TEST(Checkpoint, WhatIsTrainedOtherwiseIsTold) {
+  using Told = std::vector<std::string>;
+  Job small = small_job(), other = small;
+  other.options.groups[0].lr = 0.5;
+  other.options.groups[0].weight_decay = 0.25;
+  const auto told = [](const Job &saved, const Job &now) {
+    std::mutex mutex;
+    std::vector<Told> of_ranks;
+    const auto ask = [&](Saver &s) {
+      const auto tell = [](void *user, const char *key, const char *before, const char *after) {
+        static_cast<Told *>(user)->push_back(std::string(key) + " " +
+                                             (before == nullptr ? "-" : before) + " " + after);
+      };
+      Told mine;
+      require(mfsdp_checkpoint_differences(s.checkpoint, s.loaded.name, tell, &mine) == MFSDP_OK,
+              "differences");
+      const std::lock_guard<std::mutex> lock(mutex);
+      of_ranks.push_back(mine);
+    };
+    EXPECT_EQ(load_other(saved, now, nullptr, ask), "");
+    EXPECT_EQ(of_ranks.at(0), of_ranks.at(1));
+    return of_ranks.at(0);
+  };
+  EXPECT_EQ(told(small, small), Told{});
+  EXPECT_EQ(told(other, small), (Told{"group.0.lr 0.5 0.02", "group.0.weight_decay 0.25 0.1"}));
+}
+
 /* Every name is reported, on every rank, also of a kind of state that the runtime does not have. */
 TEST(Checkpoint, MissingAndUnexpectedAreNamed) {
   struct Seen {

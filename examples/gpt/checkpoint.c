@@ -20,7 +20,6 @@ int64_t gpt_checkpoint_block(const gpt_rank *rank, int64_t step, int64_t micro_b
 
 typedef struct saved_strings {
   int64_t seed, block; /* -1: not there */
-  mfsdp_schedule schedule;
 } saved_strings;
 
 /* A count that we wrote, or -1: a sample index that is made up must not pass, nor overflow later. */
@@ -36,43 +35,31 @@ static void visit_string(void *user, const char *key, const char *value) {
   saved_strings *saved = (saved_strings *)user;
   if (strcmp(key, seed_key) == 0) saved->seed = count_of(value);
   if (strcmp(key, block_key) == 0) saved->block = count_of(value);
-  if (strcmp(key, "schedule.kind") == 0) saved->schedule.kind = mfsdp_schedule_kind_by_name(value);
-  if (strcmp(key, "schedule.warmup_steps") == 0)
-    saved->schedule.warmup_steps = strtoll(value, NULL, 10);
-  if (strcmp(key, "schedule.total_steps") == 0)
-    saved->schedule.total_steps = strtoll(value, NULL, 10);
-  if (strcmp(key, "schedule.decay_steps") == 0)
-    saved->schedule.decay_steps = strtoll(value, NULL, 10);
-  if (strcmp(key, "schedule.final_factor") == 0) saved->schedule.final_factor = strtod(value, NULL);
 }
 
-/* In words, what its kind reads. */
-static void describe(const mfsdp_schedule *s, char *text, size_t capacity) {
-  size_t used = (size_t)snprintf(text, capacity, "%s, warm-up %" PRId64,
-                                 mfsdp_schedule_kind_name(s->kind), s->warmup_steps);
-  if (s->kind == MFSDP_SCHEDULE_CONSTANT) return;
-  used += (size_t)snprintf(text + used, capacity - used, ", %" PRId64 " steps to %g",
-                           s->total_steps, s->final_factor);
-  if (s->kind == MFSDP_SCHEDULE_WSD || s->kind == MFSDP_SCHEDULE_WSD_SQRT)
-    (void)snprintf(text + used, capacity - used, ", decay in the last %" PRId64, s->decay_steps);
+/* Numbers in few digits: what tells them apart stands in the options. */
+static void shorten(const char *value, char *text, size_t capacity) {
+  char *end = NULL;
+  const double number = strtod(value, &end);
+  if (end != value && *end == '\0')
+    (void)snprintf(text, capacity, "%g", number);
+  else
+    (void)snprintf(text, capacity, "%s", value);
 }
 
-/* Another schedule is a choice (a decay after a constant rate, say), but never a silent one. */
-static void note_schedule(const gpt_rank *rank, const char *name, const mfsdp_schedule *saved) {
-  const mfsdp_schedule own = gpt_schedule(&rank->job->options);
-  char before[160], now[160];
-  if (rank->index != 0 || saved->kind == MFSDP_SCHEDULE_NONE) return;
-  describe(saved, before, sizeof(before));
-  describe(&own, now, sizeof(now));
-  if (strcmp(before, now) != 0)
-    fprintf(stderr, "note: the schedule of %s was: %s; this run's is: %s\n", name, before, now);
+/* Another learning rate or schedule is a choice, but never a silent one. */
+static void note_difference(void *user, const char *key, const char *saved, const char *now) {
+  const char *name = (const char *)user;
+  char before[64] = "not there", after[64];
+  if (saved != NULL) shorten(saved, before, sizeof(before));
+  shorten(now, after, sizeof(after));
+  fprintf(stderr, "note: %s was %s in %s, is %s now\n", key, before, name, after);
 }
 
 static mfsdp_status resume(gpt_rank *rank) {
   mfsdp_checkpoint_load_desc desc = mfsdp_checkpoint_load_desc_default();
   mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
   saved_strings saved;
-  memset(&saved, 0, sizeof(saved));
   saved.seed = saved.block = -1;
   MFSDP_TRY(mfsdp_checkpoint_load(rank->checkpoint, &desc, &loaded));
   MFSDP_TRY(mfsdp_checkpoint_strings(rank->checkpoint, loaded.name, visit_string, &saved));
@@ -84,10 +71,9 @@ static mfsdp_status resume(gpt_rank *rank) {
                       rank->job->options.seed, loaded.name, saved.seed);
   rank->start_step = loaded.progress.step;
   rank->start_block = saved.block;
-  if (rank->index == 0)
-    fprintf(stderr, "resumed from %s/%s\n", rank->job->options.checkpoint, loaded.name);
-  note_schedule(rank, loaded.name, &saved.schedule);
-  return MFSDP_OK;
+  if (rank->index != 0) return MFSDP_OK;
+  fprintf(stderr, "resumed from %s/%s\n", rank->job->options.checkpoint, loaded.name);
+  return mfsdp_checkpoint_differences(rank->checkpoint, loaded.name, note_difference, loaded.name);
 }
 
 int gpt_checkpoint_check(const gpt_options *options, gpt_error *error) {

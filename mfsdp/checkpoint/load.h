@@ -270,4 +270,36 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_strings(mfsdp_checkpoint *ck, const char
   return MFSDP_OK;
 }
 
+/* The keys that say how a run was trained, not how far it came. */
+MFSDP_API int mfsdp__ck_is_choice(const char *key) {
+  return strncmp(key, "group.", 6) == 0 || strncmp(key, "schedule.", 9) == 0;
+}
+
+/*
+ * What this runtime does otherwise than the run that saved: calls `visit` for each hyperparameter
+ * ("group.0.lr", "schedule.kind", ...; numbers as text) whose saved value is not the runtime's; saved
+ * is NULL where the checkpoint has none. A load takes all of them without a word. On this rank alone,
+ * without communication. `name` as mfsdp_checkpoint_loaded has it. E_IO, E_FORMAT, E_MEMORY.
+ */
+MFSDP_API mfsdp_status mfsdp_checkpoint_differences(
+    mfsdp_checkpoint *ck, const char *name,
+    void (*visit)(void *user, const char *key, const char *saved, const char *now), void *user) {
+  const mfsdp_progress none = mfsdp_progress_default();
+  mfsdp_safetensors *file = NULL;
+  mfsdp__ck_state own;
+  mfsdp_status status;
+  int32_t i;
+  MFSDP_TRY(mfsdp__ck_read_state(ck, name, &file));
+  status = mfsdp__ck_state_make(ck, &none, NULL, 0, &own);
+  for (i = 0; status == MFSDP_OK && i < own.count; ++i) {
+    const mfsdp_safetensors_pair *now = &own.pairs[i];
+    const char *saved = mfsdp_safetensors_metadata_find(file, now->key);
+    if (mfsdp__ck_is_choice(now->key) && (saved == NULL || strcmp(saved, now->value) != 0))
+      visit(user, now->key, saved, now->value);
+  }
+  if (status == MFSDP_OK) mfsdp__ck_state_free(ck, &own);
+  mfsdp_safetensors_destroy(ck->context, file);
+  return status;
+}
+
 #endif /* MFSDP_CHECKPOINT_LOAD_H */

@@ -45,7 +45,10 @@ MFSDP_API void mfsdp__ck_put_i64(mfsdp__ck_state *state, const char *key, int64_
 /* Shortest text that gives the double back; a point whatever the locale says. */
 MFSDP_API void mfsdp__ck_put_f64(mfsdp__ck_state *state, const char *key, double value) {
   char text[40], *at;
-  (void)snprintf(text, sizeof(text), "%.17g", value);
+  int digits = 15;
+  do
+    (void)snprintf(text, sizeof(text), "%.*g", digits, value);
+  while (strtod(text, NULL) != value && digits++ < 17);
   for (at = text; *at != '\0'; ++at)
     if (*at == ',') *at = '.';
   mfsdp__ck_put_text(state, key, text);

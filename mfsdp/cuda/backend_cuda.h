@@ -43,6 +43,7 @@
 #ifndef MFSDP_CUDA_BACKEND_CUDA_H
 #define MFSDP_CUDA_BACKEND_CUDA_H
 
+#include "cuda_decompose.h"
 #include "cuda_dense.h"
 #include "cuda_entries.h"
 #include "cuda_queue.h"
@@ -100,10 +101,10 @@ MFSDP_API const mfsdp_backend_ops *mfsdp__cuda_ops_table(void) {
                                         mfsdp__cuda_gemm,
                                         mfsdp__cuda_normalize,
                                         mfsdp__cuda_fused,
-                                        NULL,
-                                        NULL,
-                                        NULL,
-                                        NULL,
+                                        mfsdp__cuda_eigh_nbytes,
+                                        mfsdp__cuda_qr_nbytes,
+                                        mfsdp__cuda_eigh,
+                                        mfsdp__cuda_qr,
                                         NULL};
   return &ops;
 }
@@ -191,6 +192,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_backend_fill(mfsdp_context *context,
 
 MFSDP_API void mfsdp__cuda_backend_free(mfsdp_context *context, mfsdp_cuda_backend *cuda) {
   if (cuda->owns_blas) (void)cublasDestroy(cuda->blas);
+  if (cuda->solver != NULL) (void)cusolverDnDestroy(cuda->solver);
   mfsdp__cuda_notes_free(cuda, context);
   if (cuda->memory_stream != NULL) {
     const cudaError_t error = cudaStreamSynchronize(cuda->memory_stream); /* frees are on it */

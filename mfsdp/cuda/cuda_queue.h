@@ -180,6 +180,20 @@ MFSDP_API const char *mfsdp__cuda_item_text(int64_t fault) {
   }
 }
 
+/* Of a routine of cuSOLVER, by the info that it left. */
+MFSDP_API mfsdp_status mfsdp__cuda_solver_error(const mfsdp_cuda_note *note, mfsdp_error *error) {
+  static const char *const routines[] = {"cusolverDnSsyevd", "cusolverDnSgeqrf",
+                                         "cusolverDnSorgqr"};
+  const char *name = routines[note->index >= 0 && note->index < 3 ? note->index : 0];
+  const long long info = (long long)note->detail[0], n = (long long)note->detail[1];
+  return note->index == 0
+             ? MFSDP_ERROR_SET(error, MFSDP_E_BACKEND, -1,
+                               "eigh: %s returned %lld for a matrix of %lld x %lld: no convergence",
+                               name, info, n, n)
+             : MFSDP_ERROR_SET(error, MFSDP_E_BACKEND, -1, "qr: %s returned %lld for %lld x %lld",
+                               name, info, n, n);
+}
+
 /* The error that a note stands for, if it stands for work up to `number`; else MFSDP_OK. */
 MFSDP_API mfsdp_status mfsdp__cuda_note_error(const mfsdp_cuda_note *note, int64_t number,
                                               mfsdp_error *error) {
@@ -195,6 +209,12 @@ MFSDP_API mfsdp_status mfsdp__cuda_note_error(const mfsdp_cuda_note *note, int64
   if (note->fault == MFSDP_CUDA_FAULT_ITEM)
     return MFSDP_ERROR_SET(error, MFSDP_E_ARGUMENT, -1, "fused: item %d has %s", (int)note->index,
                            mfsdp__cuda_item_text(note->detail[0]));
+  if (note->fault == MFSDP_CUDA_FAULT_SOLVER) return mfsdp__cuda_solver_error(note, error);
+  if (note->fault == MFSDP_CUDA_FAULT_PRECONDITION_STEPS)
+    return MFSDP_ERROR_SET(
+        error, MFSDP_E_ARGUMENT, -1,
+        "precondition: applied_steps is %lld; Shampoo's corrections count from 1",
+        (long long)note->detail[0]);
   if (note->fault == MFSDP_CUDA_FAULT_STEPS)
     return MFSDP_ERROR_SET(error, MFSDP_E_ARGUMENT, -1,
                            "fused: applied_steps is %lld; AdamW's bias correction counts from 1",
@@ -232,6 +252,7 @@ MFSDP_API void mfsdp__cuda_queue_free(mfsdp_cuda_backend *cuda, mfsdp_context *c
   }
   if (queue->owns_stream && queue->stream != NULL) (void)cudaStreamDestroy(queue->stream);
   if (cuda->blas_queue == queue) cuda->blas_queue = NULL;
+  if (queue->solver != NULL) (void)cusolverDnDestroy(queue->solver);
   mfsdp_table_free(context, queue->tasks, (size_t)cuda->task_capacity, sizeof(*queue->tasks));
   mfsdp_table_free(context, queue, 1, sizeof(*queue));
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuda_state.h - what the parts of the CUDA backend share: its objects, and how errors of CUDA and
- * cuBLAS become statuses.
+ * cuda_state.h - what the parts of the CUDA backend share: its objects, and how errors of CUDA, cuBLAS
+ * and cuSOLVER become statuses.
  *
- * Internal to backend_cuda.h. Link flags: -lcudart -lcublas.
+ * Internal to backend_cuda.h. Link flags: -lcudart -lcublas -lcusolver.
  */
 #ifndef MFSDP_CUDA_CUDA_STATE_H
 #define MFSDP_CUDA_CUDA_STATE_H
@@ -14,6 +14,7 @@
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+#include <cusolverDn.h>
 
 typedef struct mfsdp_cuda_backend mfsdp_cuda_backend;
 typedef struct mfsdp__cuda_queue mfsdp__cuda_queue;
@@ -36,6 +37,7 @@ struct mfsdp__cuda_queue {
   void *memory; /* DEVICE: the failure word, the scratch, cuBLAS's workspace */
   size_t memory_nbytes;
   void *workspace;
+  cusolverDnHandle_t solver;           /* of this queue alone; NULL: it decomposed nothing yet */
   mfsdp__cuda_task *tasks;             /* a ring of task_capacity */
   int64_t tasks_submitted, tasks_done; /* done: written by the driver's thread, atomically */
 };
@@ -63,7 +65,8 @@ struct mfsdp_cuda_backend {
   int64_t symmetric_from, submit_timeout_us;
   size_t workspace_nbytes;
   cublasHandle_t blas;
-  const void *blas_queue; /* whose stream and workspace `blas` has */
+  const void *blas_queue;    /* whose stream and workspace `blas` has */
+  cusolverDnHandle_t solver; /* is asked for sizes; NULL: nobody wanted one yet */
   cudaMemPool_t pool;
   cudaStream_t memory_stream; /* allocations come and go on it */
   mfsdp__cuda_slab *slabs;
@@ -128,6 +131,32 @@ MFSDP_API mfsdp_status mfsdp__cublas_check(mfsdp_context *context, cublasStatus_
                     : error == CUBLAS_STATUS_NOT_SUPPORTED ? MFSDP_E_UNSUPPORTED
                                                            : MFSDP_E_BACKEND,
                     "%s: %s", call, cublasGetStatusName(error));
+}
+
+MFSDP_API const char *mfsdp__cusolver_name(cusolverStatus_t status) {
+  switch (status) {
+  case CUSOLVER_STATUS_NOT_INITIALIZED: return "CUSOLVER_STATUS_NOT_INITIALIZED";
+  case CUSOLVER_STATUS_ALLOC_FAILED: return "CUSOLVER_STATUS_ALLOC_FAILED";
+  case CUSOLVER_STATUS_INVALID_VALUE: return "CUSOLVER_STATUS_INVALID_VALUE";
+  case CUSOLVER_STATUS_ARCH_MISMATCH: return "CUSOLVER_STATUS_ARCH_MISMATCH";
+  case CUSOLVER_STATUS_EXECUTION_FAILED: return "CUSOLVER_STATUS_EXECUTION_FAILED";
+  case CUSOLVER_STATUS_INTERNAL_ERROR: return "CUSOLVER_STATUS_INTERNAL_ERROR";
+  case CUSOLVER_STATUS_NOT_SUPPORTED: return "CUSOLVER_STATUS_NOT_SUPPORTED";
+  default: return "a status of cuSOLVER";
+  }
+}
+
+MFSDP_API mfsdp_status mfsdp__cusolver_check(mfsdp_context *context, cusolverStatus_t error,
+                                             const char *call) {
+  if (error == CUSOLVER_STATUS_SUCCESS) return MFSDP_OK;
+  (void)cudaGetLastError();
+  return MFSDP_FAIL(context,
+                    error == CUSOLVER_STATUS_ALLOC_FAILED ? MFSDP_E_MEMORY
+                    : error == CUSOLVER_STATUS_NOT_SUPPORTED ||
+                            error == CUSOLVER_STATUS_ARCH_MISMATCH
+                        ? MFSDP_E_UNSUPPORTED
+                        : MFSDP_E_BACKEND,
+                    "%s: %s (%d)", call, mfsdp__cusolver_name(error), (int)error);
 }
 
 /* A kernel's number is that of the work it belongs to. */

@@ -1140,6 +1140,111 @@ static int mfsdp__transpose(const mfsdp_cuda_lane *lane, void *to, int64_t to_st
                        to_stride, (const uint16_t *)from, from_stride, rows, cols);
 }
 
+/* ---- around cuSOLVER: the rules stand at mfsdp_eigh_args ---- */
+
+/* What blocks of threads found, one word each. */
+#define MFSDP__FOUND_COUNT 1024
+
+static dim3 mfsdp__finding_grid(const mfsdp_cuda_lane *lane, int64_t work) {
+  dim3 grid = mfsdp__grid(lane, work);
+  if (grid.x > MFSDP__FOUND_COUNT) grid.x = MFSDP__FOUND_COUNT;
+  return grid;
+}
+
+/* Whether all blocks of a launch found their part good; the same for all threads. */
+static __device__ bool mfsdp__all_found(const int32_t *found, int32_t count) {
+  int64_t least = 1;
+  int32_t i;
+  for (i = (int32_t)threadIdx.x; i < count; i += MFSDP__THREADS)
+    if (found[i] < least) least = found[i];
+  return mfsdp__block_min(least) != 0;
+}
+
+static __device__ inline bool mfsdp__wanted(const mfsdp_when *when) {
+  return when->word == NULL || (*when->word == 0.0f) == (when->when_zero != 0);
+}
+
+/* MFSDP_CUDA_SOLVE_STATE */
+enum { MFSDP__SOLVE_IDLE = 0, MFSDP__SOLVE_WANTED, MFSDP__SOLVE_NOT_FINITE };
+
+static __global__ void mfsdp__solve_check_kernel(const int64_t *failed,
+                                                 const mfsdp_cuda_solve solve, int32_t *found) {
+  const int64_t n = solve.a.rows;
+  int64_t finite = 1, row, col;
+  if (!mfsdp__live(failed)) return;
+  for (row = blockIdx.x; row < n; row += gridDim.x) {
+    const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
+    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
+      if (!mfsdp_f32_is_finite(a[col])) finite = 0;
+  }
+  finite = mfsdp__block_min(finite);
+  if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)finite;
+}
+
+static __global__ void mfsdp__solve_copy_kernel(const int64_t *failed, const mfsdp_cuda_solve solve,
+                                                const int32_t *found, int32_t found_count) {
+  const int64_t n = solve.a.rows;
+  int32_t state = MFSDP__SOLVE_IDLE; /* behind a failure: what is found there was not written */
+  int64_t row, col;
+  if (mfsdp__live(failed) && mfsdp__wanted(&solve.when))
+    state = mfsdp__all_found(found, found_count) ? MFSDP__SOLVE_WANTED : MFSDP__SOLVE_NOT_FINITE;
+  for (row = blockIdx.x; row < n; row += gridDim.x) {
+    const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
+    float *to = (float *)solve.to.data + row * solve.to.row_stride;
+    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
+      to[col] = state == MFSDP__SOLVE_WANTED ? a[col] : 0.0f;
+  }
+  if (mfsdp__first() == 0) {
+    solve.words[MFSDP_CUDA_SOLVE_STATE] = state;
+    solve.words[MFSDP_CUDA_SOLVE_FIRST_INFO] = solve.words[MFSDP_CUDA_SOLVE_SECOND_INFO] = 0;
+  }
+}
+
+static int mfsdp__solve_begin(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve) {
+  const dim3 grid = mfsdp__finding_grid(lane, solve->a.rows * MFSDP__THREADS);
+  int32_t *found = (int32_t *)(void *)lane->scratch;
+  const int error = mfsdp__launch(lane, grid, mfsdp__solve_check_kernel,
+                                  (const int64_t *)lane->failed, *solve, found);
+  if (error != 0) return error;
+  return mfsdp__launch(lane, grid, mfsdp__solve_copy_kernel, (const int64_t *)lane->failed, *solve,
+                       (const int32_t *)found, (int32_t)grid.x);
+}
+
+static __global__ void mfsdp__solve_nan_kernel(const int64_t *failed,
+                                               const mfsdp_cuda_solve solve) {
+  const float nan = mfsdp_f32_from_bits(UINT32_C(0x7fc00000));
+  const int64_t n = solve.to.rows;
+  int64_t row, col;
+  if (!mfsdp__live(failed) || solve.words[MFSDP_CUDA_SOLVE_STATE] != MFSDP__SOLVE_NOT_FINITE)
+    return;
+  for (row = blockIdx.x; row < n; row += gridDim.x) {
+    float *to = (float *)solve.to.data + row * solve.to.row_stride;
+    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
+      to[col] = nan;
+    if (solve.values != NULL && threadIdx.x == 0) solve.values[row] = nan;
+  }
+}
+
+static __global__ void mfsdp__solve_info_kernel(int64_t *failed, mfsdp_cuda_note *note,
+                                                int64_t number, const mfsdp_cuda_solve solve) {
+  const int32_t first = solve.words[MFSDP_CUDA_SOLVE_FIRST_INFO];
+  const int32_t second = solve.words[MFSDP_CUDA_SOLVE_SECOND_INFO];
+  const int32_t qr = solve.values == NULL;
+  if (threadIdx.x != 0 || !mfsdp__live(failed) ||
+      solve.words[MFSDP_CUDA_SOLVE_STATE] != MFSDP__SOLVE_WANTED || (first == 0 && second == 0))
+    return;
+  mfsdp__fail_lane(failed, note, number, MFSDP_CUDA_FAULT_SOLVER, qr + (first == 0),
+                   first != 0 ? first : second, solve.a.rows, 0);
+}
+
+static int mfsdp__solve_end(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve) {
+  const int error = mfsdp__launch(lane, mfsdp__grid(lane, solve->to.rows * MFSDP__THREADS),
+                                  mfsdp__solve_nan_kernel, (const int64_t *)lane->failed, *solve);
+  if (error != 0) return error;
+  return mfsdp__launch(lane, dim3(1), mfsdp__solve_info_kernel, lane->failed, lane->note,
+                       lane->number, *solve);
+}
+
 /* ---- the table ---- */
 
 static int mfsdp__probe(void) {
@@ -1165,6 +1270,8 @@ extern "C" const mfsdp_cuda_kernels *mfsdp_cuda_kernels_v1(void) {
                                            mfsdp__copy_lower,
                                            mfsdp__mirror,
                                            mfsdp__tile_pointers,
-                                           mfsdp__transpose};
+                                           mfsdp__transpose,
+                                           mfsdp__solve_begin,
+                                           mfsdp__solve_end};
   return &table;
 }

@@ -29,10 +29,12 @@ struct CUstream_st;
 /* What a kernel or a task found wrong. */
 typedef enum mfsdp_cuda_fault {
   MFSDP_CUDA_FAULT_NONE = 0,
-  MFSDP_CUDA_FAULT_BLOCK, /* detail: first, count, slot of block `index` */
-  MFSDP_CUDA_FAULT_ITEM,  /* detail[0]: mfsdp_cuda_item_fault of item `index` */
-  MFSDP_CUDA_FAULT_STEPS, /* detail[0]: applied_steps */
-  MFSDP_CUDA_FAULT_TASK   /* `error` says it */
+  MFSDP_CUDA_FAULT_BLOCK,  /* detail: first, count, slot of block `index` */
+  MFSDP_CUDA_FAULT_ITEM,   /* detail[0]: mfsdp_cuda_item_fault of item `index` */
+  MFSDP_CUDA_FAULT_STEPS,  /* detail[0]: applied_steps */
+  MFSDP_CUDA_FAULT_TASK,   /* `error` says it */
+  MFSDP_CUDA_FAULT_SOLVER, /* detail: info of routine `index` (0 syevd, 1 geqrf, 2 orgqr), and n */
+  MFSDP_CUDA_FAULT_PRECONDITION_STEPS /* detail[0]: applied_steps */
 } mfsdp_cuda_fault;
 
 /* X(suffix, what a fused item has) */
@@ -77,6 +79,22 @@ typedef struct mfsdp_cuda_lane {
   int32_t block_limit;   /* blocks that fill the device */
 } mfsdp_cuda_lane;
 
+/* Words of a decomposition: what is to become of its result, and the infos of cuSOLVER's routines. */
+enum {
+  MFSDP_CUDA_SOLVE_STATE = 0,
+  MFSDP_CUDA_SOLVE_FIRST_INFO,
+  MFSDP_CUDA_SOLVE_SECOND_INFO,
+  MFSDP_CUDA_SOLVE_WORDS
+};
+
+/* A decomposition around the calls of cuSOLVER, which run whatever the device has found meanwhile. */
+typedef struct mfsdp_cuda_solve {
+  mfsdp_mat a, to; /* n x n; `to` may be a */
+  float *values;   /* n eigenvalues; NULL: qr */
+  mfsdp_when when;
+  int32_t *words; /* MFSDP_CUDA_SOLVE_WORDS */
+} mfsdp_cuda_solve;
+
 /* Terms that one call of sum_terms takes. */
 #define MFSDP_CUDA_TERMS 48
 
@@ -118,6 +136,11 @@ typedef struct mfsdp_cuda_kernels {
   /* to[cols][rows] = from[rows][cols], elements of 2 or 4 bytes; no overlap. */
   int (*transpose)(const mfsdp_cuda_lane *lane, void *to, int64_t to_stride, const void *from,
                    int64_t from_stride, int64_t rows, int64_t cols, int32_t element_nbytes);
+  /* to = a; zeros, which any routine can work on, where the result is not wanted, a is not finite or the
+   * queue has failed. */
+  int (*solve_begin)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
+  /* NaN where a was not finite; the lane fails where a wanted result has an info that is not 0. */
+  int (*solve_end)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
 } mfsdp_cuda_kernels;
 
 #if defined(__cplusplus)

@@ -729,6 +729,7 @@ MFSDP_API mfsdp_status mfsdp_host_backend_create(mfsdp_context *context,
   host->ops = mfsdp__host_ops_of(desc->lapack);
   host->table.ops = &host->ops;
   host->table.self = host;
+  host->table.traits = MFSDP_BACKEND_HOST_MEMORY | MFSDP_BACKEND_TASKS_MAY_WAIT;
   host->context = context;
   host->math = desc->math != NULL ? desc->math : mfsdp_host_math_loops();
   host->lapack = desc->lapack;

@@ -5,9 +5,11 @@
  *   if (mfsdp__host_tiny_fits(&args, m, n, k)) mfsdp__host_tiny(&args, a, b, c, d);
  *
  * An element is added up along k in order, with a rounding after each product and each sum, so its
- * bits are those of the plain loops of host_math.h, whichever BLAS does the larger products. Tiles
- * of 4 x 16 and 4 x 8 elements stay in registers; at the edges they overlap. Vectors are written by
- * the compilers' own extension, since gcc 12 makes half as fast code of loops over arrays.
+ * bits are those of the plain loops of host_math.h, whichever BLAS does the larger products and
+ * however wide the machine's vectors are. Tiles stay in registers: four rows of two vectors, eight
+ * rows of one, and four rows of eight elements for what is left; those overlap at the edges. Vectors
+ * are written by the compilers' own extension, since gcc 12 makes half as fast code of loops over
+ * arrays.
  *
  * Internal to backend_host.h. Link flags: none.
  */
@@ -17,14 +19,26 @@
 #include "../backend.h"
 #include "host_math.h"
 
-/* Eight floats anywhere in an array of floats. */
+#if defined(__AVX512F__)
+#define MFSDP__HOST_TINY_LANES 16
+#else
+#define MFSDP__HOST_TINY_LANES 8
+#endif
+/* Eight floats anywhere in an array of floats, and as many as fit a vector. */
 typedef float mfsdp__host_f8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float mfsdp__host_fv
+    __attribute__((vector_size(4 * MFSDP__HOST_TINY_LANES), aligned(4), may_alias));
 
 #define MFSDP__HOST_TINY_TILE 4
 #define MFSDP__HOST_TINY_WIDTH 8
-/* Multiply-adds of the largest product, 48 x 48 x 48. With OpenBLAS 0.3.21 on AVX2 a product of 16
- * takes a third of the time of sgemm, of 32 two thirds, of 48 nine tenths, of 64 as much. */
+/* Multiply-adds of the largest product. With OpenBLAS 0.3.21 on AVX2, up to 48 x 48 x 48: a product of
+ * 16 takes a third of the time of sgemm, of 32 two thirds, of 48 nine tenths, of 64 as much. With
+ * AVX-512 sgemm has kernels of its own for small products, which win from 32 x 32 x 32 on. */
+#if defined(__AVX512F__)
+#define MFSDP__HOST_TINY_MOST 16384
+#else
 #define MFSDP__HOST_TINY_MOST 110592
+#endif
 /* Elements of an operand that is transposed first: 16 kB on the stack. */
 #define MFSDP__HOST_TRANSPOSE_COUNT 4096
 
@@ -61,27 +75,27 @@ typedef struct mfsdp__host_tiny_view {
   float alpha, beta;
 } mfsdp__host_tiny_view;
 
-/* d = alpha sum + beta c, eight elements. */
-MFSDP_API void mfsdp__host_tiny_store(const mfsdp__host_tiny_view *x, const mfsdp__host_f8 *sum,
-                                      int64_t row, int64_t column) {
-  mfsdp__host_f8 value = *sum * x->alpha;
-  if (x->beta != 0.0f)
-    value += *(const mfsdp__host_f8 *)(const void *)(x->c + row * x->c_row + column) * x->beta;
-  *(mfsdp__host_f8 *)(void *)(x->d + row * x->d_row + column) = value;
-}
+/* d = alpha sum + beta c, the elements of a vector. */
+#define MFSDP__HOST_TINY_STORE(type, x, sum, row, column)                                          \
+  do {                                                                                             \
+    type value_ = (sum) * (x)->alpha;                                                              \
+    if ((x)->beta != 0.0f)                                                                         \
+      value_ += *(const type *)(const void *)((x)->c + (row) * (x)->c_row + (column)) * (x)->beta; \
+    *(type *)(void *)((x)->d + (row) * (x)->d_row + (column)) = value_;                            \
+  } while (0)
 
-/* Four rows, sixteen columns. */
-MFSDP_API void mfsdp__host_tiny_tile16(const mfsdp__host_tiny_view *x, int64_t row,
-                                       int64_t column) {
+/* Four rows, two vectors. */
+MFSDP_API void mfsdp__host_tiny_wide(const mfsdp__host_tiny_view *x, int64_t row, int64_t column) {
   const float *a = x->a + row * x->a_row, *b = x->b + column;
   const int64_t one = x->a_row, two = 2 * one, three = 3 * one;
-  const mfsdp__host_f8 zero = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-  mfsdp__host_f8 s0 = zero, s1 = zero, s2 = zero, s3 = zero;
-  mfsdp__host_f8 t0 = zero, t1 = zero, t2 = zero, t3 = zero;
+  mfsdp__host_fv s0, s1, s2, s3, t0, t1, t2, t3;
   int64_t p;
+  memset(&s0, 0, sizeof(s0));
+  s1 = s2 = s3 = t0 = t1 = t2 = t3 = s0;
   for (p = 0; p < x->k; ++p, a += x->a_step, b += x->b_row) {
-    const mfsdp__host_f8 left = *(const mfsdp__host_f8 *)(const void *)b;
-    const mfsdp__host_f8 right = *(const mfsdp__host_f8 *)(const void *)(b + 8);
+    const mfsdp__host_fv left = *(const mfsdp__host_fv *)(const void *)b;
+    const mfsdp__host_fv right =
+        *(const mfsdp__host_fv *)(const void *)(b + MFSDP__HOST_TINY_LANES);
     s0 += a[0] * left;
     t0 += a[0] * right;
     s1 += a[one] * left;
@@ -91,56 +105,100 @@ MFSDP_API void mfsdp__host_tiny_tile16(const mfsdp__host_tiny_view *x, int64_t r
     s3 += a[three] * left;
     t3 += a[three] * right;
   }
-  mfsdp__host_tiny_store(x, &s0, row, column);
-  mfsdp__host_tiny_store(x, &t0, row, column + 8);
-  mfsdp__host_tiny_store(x, &s1, row + 1, column);
-  mfsdp__host_tiny_store(x, &t1, row + 1, column + 8);
-  mfsdp__host_tiny_store(x, &s2, row + 2, column);
-  mfsdp__host_tiny_store(x, &t2, row + 2, column + 8);
-  mfsdp__host_tiny_store(x, &s3, row + 3, column);
-  mfsdp__host_tiny_store(x, &t3, row + 3, column + 8);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s0, row, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, t0, row, column + MFSDP__HOST_TINY_LANES);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s1, row + 1, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, t1, row + 1, column + MFSDP__HOST_TINY_LANES);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s2, row + 2, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, t2, row + 2, column + MFSDP__HOST_TINY_LANES);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s3, row + 3, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, t3, row + 3, column + MFSDP__HOST_TINY_LANES);
+}
+
+/* Eight rows, one vector. */
+MFSDP_API void mfsdp__host_tiny_tall(const mfsdp__host_tiny_view *x, int64_t row, int64_t column) {
+  const float *a = x->a + row * x->a_row, *a4 = a + 4 * x->a_row, *b = x->b + column;
+  const int64_t one = x->a_row, two = 2 * one, three = 3 * one;
+  mfsdp__host_fv s0, s1, s2, s3, s4, s5, s6, s7;
+  int64_t p;
+  memset(&s0, 0, sizeof(s0));
+  s1 = s2 = s3 = s4 = s5 = s6 = s7 = s0;
+  for (p = 0; p < x->k; ++p, a += x->a_step, a4 += x->a_step, b += x->b_row) {
+    const mfsdp__host_fv element = *(const mfsdp__host_fv *)(const void *)b;
+    s0 += a[0] * element;
+    s1 += a[one] * element;
+    s2 += a[two] * element;
+    s3 += a[three] * element;
+    s4 += a4[0] * element;
+    s5 += a4[one] * element;
+    s6 += a4[two] * element;
+    s7 += a4[three] * element;
+  }
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s0, row, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s1, row + 1, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s2, row + 2, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s3, row + 3, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s4, row + 4, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s5, row + 5, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s6, row + 6, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_fv, x, s7, row + 7, column);
 }
 
 /* Four rows, eight columns. */
-MFSDP_API void mfsdp__host_tiny_tile8(const mfsdp__host_tiny_view *x, int64_t row, int64_t column) {
+MFSDP_API void mfsdp__host_tiny_small(const mfsdp__host_tiny_view *x, int64_t row, int64_t column) {
   const float *a = x->a + row * x->a_row, *b = x->b + column;
   const int64_t one = x->a_row, two = 2 * one, three = 3 * one;
-  const mfsdp__host_f8 zero = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-  mfsdp__host_f8 s0 = zero, s1 = zero, s2 = zero, s3 = zero;
+  mfsdp__host_f8 s0, s1, s2, s3;
   int64_t p;
+  memset(&s0, 0, sizeof(s0));
+  s1 = s2 = s3 = s0;
   for (p = 0; p < x->k; ++p, a += x->a_step, b += x->b_row) {
-    const mfsdp__host_f8 left = *(const mfsdp__host_f8 *)(const void *)b;
-    s0 += a[0] * left;
-    s1 += a[one] * left;
-    s2 += a[two] * left;
-    s3 += a[three] * left;
+    const mfsdp__host_f8 element = *(const mfsdp__host_f8 *)(const void *)b;
+    s0 += a[0] * element;
+    s1 += a[one] * element;
+    s2 += a[two] * element;
+    s3 += a[three] * element;
   }
-  mfsdp__host_tiny_store(x, &s0, row, column);
-  mfsdp__host_tiny_store(x, &s1, row + 1, column);
-  mfsdp__host_tiny_store(x, &s2, row + 2, column);
-  mfsdp__host_tiny_store(x, &s3, row + 3, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_f8, x, s0, row, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_f8, x, s1, row + 1, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_f8, x, s2, row + 2, column);
+  MFSDP__HOST_TINY_STORE(mfsdp__host_f8, x, s3, row + 3, column);
 }
 
-/* Four rows, all columns; the last tile may repeat columns of the one before. */
-MFSDP_API void mfsdp__host_tiny_rows(const mfsdp__host_tiny_view *x, int64_t row, int64_t n) {
-  int64_t column;
-  for (column = 0; column + 16 <= n; column += 16)
-    mfsdp__host_tiny_tile16(x, row, column);
-  if (n - column > 8 && column > 0) {
-    mfsdp__host_tiny_tile16(x, row, n - 16);
-    return;
-  }
-  if (n - column > 8) mfsdp__host_tiny_tile8(x, row, column);
-  if (n - column > 0) mfsdp__host_tiny_tile8(x, row, n - 8);
+/* Eight columns, rows from `row` on; the last tile may repeat rows of the one before. */
+MFSDP_API void mfsdp__host_tiny_small_rows(const mfsdp__host_tiny_view *x, int64_t row, int64_t m,
+                                           int64_t column) {
+  for (; row + MFSDP__HOST_TINY_TILE <= m; row += MFSDP__HOST_TINY_TILE)
+    mfsdp__host_tiny_small(x, row, column);
+  if (row < m) mfsdp__host_tiny_small(x, m - MFSDP__HOST_TINY_TILE, column);
+}
+
+/* All rows of two vectors. */
+MFSDP_API void mfsdp__host_tiny_wide_rows(const mfsdp__host_tiny_view *x, int64_t m,
+                                          int64_t column) {
+  int64_t row;
+  for (row = 0; row + MFSDP__HOST_TINY_TILE <= m; row += MFSDP__HOST_TINY_TILE)
+    mfsdp__host_tiny_wide(x, row, column);
+  if (row < m) mfsdp__host_tiny_wide(x, m - MFSDP__HOST_TINY_TILE, column);
+}
+
+/* All rows of one vector. */
+MFSDP_API void mfsdp__host_tiny_tall_rows(const mfsdp__host_tiny_view *x, int64_t m,
+                                          int64_t column) {
+  int64_t row, at;
+  for (row = 0; row + 8 <= m; row += 8)
+    mfsdp__host_tiny_tall(x, row, column);
+  for (at = 0; at < MFSDP__HOST_TINY_LANES && row < m; at += 8)
+    mfsdp__host_tiny_small_rows(x, row, m, column + at);
 }
 
 /* One product that fits: d = alpha op(a) op(b) + beta c. */
 MFSDP_API void mfsdp__host_tiny(const mfsdp_gemm_args *args, const float *a, const float *b,
                                 const float *c, float *d) {
   const int64_t m = args->d.rows, n = args->d.cols;
-  float other[MFSDP__HOST_TRANSPOSE_COUNT];
+  float other[MFSDP__HOST_TRANSPOSE_COUNT] __attribute__((aligned(64)));
   mfsdp__host_tiny_view x;
-  int64_t row;
+  int64_t column;
   x.a = a;
   x.b = b;
   x.c = c;
@@ -158,9 +216,13 @@ MFSDP_API void mfsdp__host_tiny(const mfsdp_gemm_args *args, const float *a, con
     x.b = other;
     x.b_row = n;
   }
-  for (row = 0; row + MFSDP__HOST_TINY_TILE <= m; row += MFSDP__HOST_TINY_TILE)
-    mfsdp__host_tiny_rows(&x, row, n);
-  if (row < m) mfsdp__host_tiny_rows(&x, m - MFSDP__HOST_TINY_TILE, n); /* repeats rows, too */
+  for (column = 0; column + 2 * MFSDP__HOST_TINY_LANES <= n; column += 2 * MFSDP__HOST_TINY_LANES)
+    mfsdp__host_tiny_wide_rows(&x, m, column);
+  for (; column + MFSDP__HOST_TINY_LANES <= n; column += MFSDP__HOST_TINY_LANES)
+    mfsdp__host_tiny_tall_rows(&x, m, column);
+  for (; column + 8 <= n; column += 8)
+    mfsdp__host_tiny_small_rows(&x, 0, m, column);
+  if (column < n) mfsdp__host_tiny_small_rows(&x, 0, m, n - 8); /* repeats columns, too */
 }
 
 #endif /* MFSDP_HOST_HOST_TINY_H */

@@ -807,12 +807,27 @@ MFSDP_API mfsdp_status mfsdp__threads_transport_alloc(mfsdp_context *context,
   return mfsdp__threads_reserve(t, context, t->world->desc.batch_xfer_count);
 }
 
+/* Batches are tasks that copy between the ranks' buffers and wait for each other. */
+MFSDP_API mfsdp_status mfsdp__threads_check_backend(mfsdp_context *context,
+                                                    const mfsdp_backend *backend) {
+  const uint32_t needed = MFSDP_BACKEND_HOST_MEMORY | MFSDP_BACKEND_TASKS_MAY_WAIT;
+  MFSDP_TRY(mfsdp_backend_check(context, backend));
+  if ((backend->traits & needed) == needed) return MFSDP_OK;
+  return MFSDP_FAIL(
+      context, MFSDP_E_UNSUPPORTED,
+      "threads transport: backend %s has memory that tasks cannot touch, or tasks that "
+      "may not wait (mfsdp_backend.traits); ranks that are threads and share a GPU use "
+      "mfsdp_device_transport_create (cuda/transport_device.h)",
+      backend->ops->name ? backend->ops->name : "(unnamed)");
+}
+
 /*
  * Joins `world` as `rank`: the calling thread's own context and backend. Peers may send before this
  * rank has joined; they wait for it. Memory comes from `context`; *out holds the table, to be ended
  * with ops->destroy(self, context), after which peers that wait for this rank get E_PEER. COMPLETE.
- * E_ARGUMENT; E_STATE if this rank has joined before (names it); E_POISONED; E_OVERFLOW; E_MEMORY
- * or E_IO, after which the rank may try again.
+ * E_ARGUMENT; E_UNSUPPORTED for a backend without the traits HOST_MEMORY and TASKS_MAY_WAIT (a GPU's);
+ * E_STATE if this rank has joined before (names it); E_POISONED; E_OVERFLOW; E_MEMORY or E_IO, after
+ * which the rank may try again.
  */
 MFSDP_API mfsdp_status mfsdp_threads_transport_create(mfsdp_context *context,
                                                       mfsdp_threads_world *world, int32_t rank,
@@ -829,7 +844,7 @@ MFSDP_API mfsdp_status mfsdp_threads_transport_create(mfsdp_context *context,
   if (rank < 0 || rank >= world->desc.world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "threads transport: rank is %d, needs 0 to %d",
                       (int)rank, (int)world->desc.world - 1);
-  MFSDP_TRY(mfsdp_backend_check(context, backend));
+  MFSDP_TRY(mfsdp__threads_check_backend(context, backend));
   slot = &world->slots[rank];
   MFSDP_TRY(mfsdp__threads_join(world, context, rank, &slot->transport_role, "threads transport"));
   status = mfsdp_table_alloc(context, 1, sizeof(*t), "threads transport", &table);

@@ -771,7 +771,8 @@ MFSDP_API mfsdp_status mfsdp__mpi_transport_fill(mfsdp_context *context, mfsdp__
  * The transport of `world` for this rank's context and backend, whose DEVICE memory MPI must be able
  * to read (host memory always; device memory if MPI is built for it). One for each world. *out holds
  * the table, to be ended with ops->destroy(self, context), after which peers that wait for this rank
- * get E_PEER. COMPLETE. E_ARGUMENT, E_MEMORY, E_OVERFLOW, E_POISONED, errors of the backend.
+ * get E_PEER. COMPLETE. E_ARGUMENT, E_MEMORY, E_OVERFLOW, E_POISONED, errors of the backend;
+ * E_UNSUPPORTED for a backend without the trait TASKS_MAY_WAIT (a GPU's).
  */
 MFSDP_API mfsdp_status mfsdp_mpi_transport_create(mfsdp_context *context, mfsdp_mpi_world *world,
                                                   const mfsdp_backend *backend,
@@ -784,6 +785,13 @@ MFSDP_API mfsdp_status mfsdp_mpi_transport_create(mfsdp_context *context, mfsdp_
                       world == NULL ? "world" : "out");
   memset(out, 0, sizeof(*out));
   MFSDP_TRY(mfsdp_backend_check(context, backend));
+  if ((backend->traits & MFSDP_BACKEND_TASKS_MAY_WAIT) == 0)
+    return MFSDP_FAIL(
+        context, MFSDP_E_UNSUPPORTED,
+        "mpi transport: the tasks of backend %s may not wait for peers "
+        "(mfsdp_backend.traits); use the host backend, or, for ranks that are threads "
+        "and share a GPU, mfsdp_device_transport_create (cuda/transport_device.h)",
+        backend->ops->name ? backend->ops->name : "(unnamed)");
   if (mfsdp__mpi_poisoned(world)) return mfsdp__mpi_refuse(world, context, "mpi transport");
   MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*t), "mpi transport", &table));
   t = (mfsdp__mpi_transport *)table;

@@ -84,7 +84,13 @@ check 'wsd, resumed: hash and losses' "$(figures)" "$whole"
 check 'wsd, resumed: no note' "$(grep -c '^note' "$work/err")" 0
 train 2 "$work/wsd2" --resume --schedule constant --warmup 2
 check 'another schedule is said' "$(grep '^note' "$work/err")" \
-  "note: the schedule of step-4 was: wsd, warm-up 2, 6 steps to 0, decay in the last 3; this run's is: constant, warm-up 2"
+  "note: schedule.kind was wsd in step-4, is constant now
+note: schedule.decay_steps was 3 in step-4, is 1 now
+note: schedule.final_factor was 0 in step-4, is 0.1 now"
+cp -R "$work/wsd" "$work/wsd3"
+train 2 "$work/wsd3" --resume --schedule wsd --warmup 2 --decay-steps 3 --final-lr 0 --lr 0.01 --preset torch
+check 'another step size and preset are said' \
+  "$(grep -c '^note: group.*\.lr was 0.02 in step-6, is 0.01 now\|^note: group.*weight_decay was 0 in step-6, is 0.1 now' "$work/err")" 2
 
 # ---- keep-last ----
 train 2 "$work/keep" --save-every 1 --keep-last 2

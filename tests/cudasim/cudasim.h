@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cudasim.h: the switches of the host double of the CUDA runtime and cuBLAS, for tests.
+ * cudasim.h: the switches of the host double of the CUDA runtime, cuBLAS and cuSOLVER, for tests.
  *
  *   cudasim::fail_at(3);                       // the third fallible call from now on fails
  *   ...
@@ -22,6 +22,8 @@
  * - Host functions run one at a time in the whole process, without access to device memory, and may
  *   call nothing of CUDA.
  * - cuBLAS is column-major, and strict: leading dimensions, and every matrix inside its allocation.
+ * - cuSOLVER too, and about workspaces, which it overwrites. It reads one triangle, refuses numbers that
+ *   are not finite and streams that are captured, and computes in double.
  */
 #ifndef MFSDP_TESTS_CUDASIM_CUDASIM_H
 #define MFSDP_TESTS_CUDASIM_CUDASIM_H
@@ -40,6 +42,12 @@ std::string complaints();
 void fail_at(int64_t n);
 /* Whether it did. */
 bool failed();
+
+/* Routine number n of cuSOLVER from now (0: the next one) fails on the device, as its info says; n < 0:
+ * none. */
+void fail_solver_at(int64_t n);
+/* Handles of cuSOLVER that exist. */
+int64_t solver_handles();
 
 /* What machine there is. Back to one device, a driver and 1 GiB with reset_machine(). */
 void set_driver(bool present);

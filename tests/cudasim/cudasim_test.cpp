@@ -8,6 +8,7 @@
 #include "tests/cudasim/include/cuda_runtime.h"
 
 #include <cublas_v2.h>
+#include <cusolverDn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -363,6 +364,112 @@ TEST(Cudasim, CublasIsStrictAboutLeadingDimensionsAndPlaces) {
     m.free(data);
   m.sync();
   EXPECT_EQ(cublasDestroy(handle), CUBLAS_STATUS_SUCCESS);
+}
+
+/* ---- cuSOLVER ---- */
+
+class Cusolver : public ::testing::Test {
+protected:
+  Cusolver() {
+    EXPECT_EQ(cusolverDnCreate(&handle_), CUSOLVER_STATUS_SUCCESS);
+    EXPECT_EQ(cusolverDnSetStream(handle_, m_.stream), CUSOLVER_STATUS_SUCCESS);
+    a_ = m_.make<float>(12);
+    values_ = m_.make<float>(3);
+    info_ = m_.make<int>(1);
+  }
+  ~Cusolver() override {
+    for (void *data : {static_cast<void *>(a_), static_cast<void *>(values_),
+                       static_cast<void *>(info_), static_cast<void *>(work_)})
+      if (data != nullptr) m_.free(data);
+    m_.sync();
+    EXPECT_EQ(cusolverDnDestroy(handle_), CUSOLVER_STATUS_SUCCESS);
+  }
+  void write(const std::vector<float> &x) {
+    ASSERT_EQ(cudaMemcpyAsync(a_, x.data(), x.size() * 4, cudaMemcpyHostToDevice, m_.stream),
+              cudaSuccess);
+    m_.sync();
+  }
+  cusolverStatus_t eigen(int n, int lda, int lwork) {
+    return cusolverDnSsyevd(handle_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER, n, a_, lda,
+                            values_, work_, lwork, info_);
+  }
+  Memory m_;
+  cusolverDnHandle_t handle_ = nullptr;
+  float *a_ = nullptr, *values_ = nullptr, *work_ = nullptr;
+  int *info_ = nullptr;
+};
+
+TEST_F(Cusolver, EigenvectorsInColumnsFromTheLowerTriangle) {
+  int lwork = 0;
+  ASSERT_EQ(cusolverDnSsyevd_bufferSize(handle_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER,
+                                        2, a_, 3, values_, &lwork),
+            CUSOLVER_STATUS_SUCCESS);
+  work_ = m_.make<float>(static_cast<std::size_t>(lwork));
+  write({2, 1, 9, -7, 2, 9}); /* [2 1; 1 2] with a leading dimension of 3; -7 is not read */
+  ASSERT_EQ(eigen(2, 3, lwork), CUSOLVER_STATUS_SUCCESS);
+  const std::vector<float> values = m_.read(values_, 2), v = m_.read(a_, 6);
+  EXPECT_NEAR(values[0], 1.0f, 1e-6f);
+  EXPECT_NEAR(values[1], 3.0f, 1e-6f);
+  EXPECT_NEAR(v[0], -v[1], 1e-6f) << "the first column belongs to 1";
+  EXPECT_NEAR(v[3], v[4], 1e-6f);
+  EXPECT_NEAR(v[3] * v[3], 0.5f, 1e-6f);
+  EXPECT_EQ(v[2], 9.0f) << "beside the columns";
+  EXPECT_EQ(m_.read(info_, 1)[0], 0);
+  EXPECT_EQ(cudasim::complaints(), "");
+}
+
+TEST_F(Cusolver, IsStrictAboutLeadingDimensionsWorkspacesAndPlaces) {
+  int lwork = 0;
+  ASSERT_EQ(cusolverDnSsyevd_bufferSize(handle_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER,
+                                        3, a_, 3, values_, &lwork),
+            CUSOLVER_STATUS_SUCCESS);
+  work_ = m_.make<float>(static_cast<std::size_t>(lwork));
+  write(std::vector<float>(12, 0.0f));
+  EXPECT_EQ(eigen(3, 2, lwork), CUSOLVER_STATUS_INVALID_VALUE) << "leading dimension";
+  EXPECT_EQ(eigen(3, 3, lwork - 1), CUSOLVER_STATUS_INVALID_VALUE) << "workspace";
+  EXPECT_EQ(eigen(-1, 3, lwork), CUSOLVER_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cusolverDnSgeqrf(handle_, 3, 3, a_, 2, values_, work_, lwork, info_),
+            CUSOLVER_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cusolverDnSgeqrf(handle_, 3, 3, a_, 3, values_, work_, 1, info_),
+            CUSOLVER_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cusolverDnSorgqr(handle_, 3, 3, 3, a_, 2, values_, work_, lwork, info_),
+            CUSOLVER_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cusolverDnSorgqr(handle_, 3, 3, 3, a_, 3, values_, work_, 1, info_),
+            CUSOLVER_STATUS_INVALID_VALUE);
+  EXPECT_EQ(cudasim::complaints(), "");
+  /* Legal for cuSOLVER, but beyond the memory. */
+  EXPECT_EQ(eigen(3, 5, lwork), CUSOLVER_STATUS_EXECUTION_FAILED);
+  EXPECT_NE(cudasim::complaints().find("cusolverDnSsyevd"), std::string::npos);
+  EXPECT_EQ(eigen(3, 3, lwork + 1000), CUSOLVER_STATUS_EXECUTION_FAILED);
+  EXPECT_NE(cudasim::complaints().find("cusolverDnSsyevd"), std::string::npos);
+  write({1, NAN, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0});
+  ASSERT_EQ(eigen(3, 3, lwork), CUSOLVER_STATUS_SUCCESS);
+  EXPECT_EQ(m_.read(info_, 1)[0], 3);
+  EXPECT_NE(cudasim::complaints().find("not finite"), std::string::npos);
+}
+
+TEST_F(Cusolver, ReflectionsMakeTheColumnsOrthonormal) {
+  const std::vector<float> x = {3, 4, 0, 1, 2, 2, 5, 5, 1};
+  work_ = m_.make<float>(200);
+  write(x);
+  ASSERT_EQ(cusolverDnSgeqrf(handle_, 3, 3, a_, 3, values_, work_, 200, info_),
+            CUSOLVER_STATUS_SUCCESS);
+  const std::vector<float> r = m_.read(a_, 9);
+  ASSERT_EQ(cusolverDnSorgqr(handle_, 3, 3, 3, a_, 3, values_, work_, 200, info_),
+            CUSOLVER_STATUS_SUCCESS);
+  const std::vector<float> q = m_.read(a_, 9);
+  EXPECT_NEAR(std::fabs(r[0]), 5.0f, 1e-6f);
+  for (std::size_t i = 0; i < 3; ++i)
+    for (std::size_t j = 0; j < 3; ++j) {
+      float product = 0.0f, dot = 0.0f;
+      for (std::size_t k = 0; k < 3; ++k) {
+        product += k <= j ? q[k * 3 + i] * r[j * 3 + k] : 0.0f;
+        dot += q[i * 3 + k] * q[j * 3 + k];
+      }
+      EXPECT_NEAR(product, x[j * 3 + i], 3e-6f);
+      EXPECT_NEAR(dot, i == j ? 1.0f : 0.0f, 1e-6f);
+    }
+  EXPECT_EQ(cudasim::complaints(), "");
 }
 
 } // namespace

@@ -130,6 +130,8 @@ void complain(const std::string &what);
 bool delivers_fault();
 /* Puts work into a stream (or into the graph that it is captured into). */
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+/* Whether a stream's work is captured into a graph now. */
+bool captures(cudaStream_t stream);
 /* Remembers the error for cudaGetLastError and returns it. */
 cudaError_t note(cudaError_t error);
 bool kernel_image();

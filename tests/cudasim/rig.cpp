@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "rig.h"
 
-#include "mfsdp/cuda/backend_cuda.h"
+#include "mfsdp/cuda/transport_device.h"
 
 #if !defined(MFSDP_TEST_HARDWARE) /* scripts/gpu_check.sh links the real libraries */
 #include "cudasim.h"
@@ -23,6 +23,31 @@ mfsdp_status cuda_rig_create(mfsdp_context *context, void **out, const mfsdp_bac
 
 mfsdp_status cuda_rig_destroy(mfsdp_context *context, void *cuda) {
   return mfsdp_cuda_backend_destroy(context, static_cast<mfsdp_cuda_backend *>(cuda));
+}
+
+mfsdp_status cuda_rig_world_create(mfsdp_context *context, int32_t world, int64_t deadline_us,
+                                   void **out) {
+  mfsdp_device_world_desc desc = mfsdp_device_world_desc_default();
+  mfsdp_device_world *made = nullptr;
+  desc.world = world;
+  desc.deadline_us = deadline_us;
+  const mfsdp_status status = mfsdp_device_world_create(context, &desc, &made);
+  *out = made;
+  return status;
+}
+
+mfsdp_status cuda_rig_world_destroy(mfsdp_context *context, void *world) {
+  return mfsdp_device_world_destroy(context, static_cast<mfsdp_device_world *>(world));
+}
+
+void cuda_rig_world_poison(void *world, const mfsdp_error *why) {
+  if (world != nullptr) mfsdp_device_world_poison(static_cast<mfsdp_device_world *>(world), why);
+}
+
+mfsdp_status cuda_rig_transport_create(mfsdp_context *context, void *world, int32_t rank,
+                                       void *cuda, mfsdp_transport *out) {
+  return mfsdp_device_transport_create(context, static_cast<mfsdp_device_world *>(world), rank,
+                                       static_cast<mfsdp_cuda_backend *>(cuda), out);
 }
 
 std::string cuda_rig_complaints() {

@@ -6,7 +6,7 @@
 #ifndef MFSDP_TESTS_CUDASIM_RIG_H
 #define MFSDP_TESTS_CUDASIM_RIG_H
 
-#include "mfsdp/backend.h"
+#include "mfsdp/transport.h"
 
 #include <string>
 
@@ -15,6 +15,14 @@ namespace test {
 /* With a small workspace, and symmetric products by half from 64 rows on, so that tests see them. */
 mfsdp_status cuda_rig_create(mfsdp_context *context, void **out, const mfsdp_backend **backend);
 mfsdp_status cuda_rig_destroy(mfsdp_context *context, void *cuda);
+/* The transport of ranks that share device 0 (transport_device.h): what they have in common, and each
+ * rank's own, on a backend from cuda_rig_create. */
+mfsdp_status cuda_rig_world_create(mfsdp_context *context, int32_t world, int64_t deadline_us,
+                                   void **out);
+mfsdp_status cuda_rig_world_destroy(mfsdp_context *context, void *world);
+void cuda_rig_world_poison(void *world, const mfsdp_error *why);
+mfsdp_status cuda_rig_transport_create(mfsdp_context *context, void *world, int32_t rank,
+                                       void *cuda, mfsdp_transport *out);
 /* What the double found wrong; "" on hardware. */
 std::string cuda_rig_complaints();
 

@@ -340,6 +340,13 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
   return error == cudaSuccess ? put(stream, std::move(work)) : error;
 }
 
+bool captures(cudaStream_t handle) {
+  Quiet quiet;
+  Machine &m = machine();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  return m.streams.count(stream_of(handle)) != 0 && stream_of(handle)->capture != nullptr;
+}
+
 Where where(const void *address, std::size_t *left) {
   Quiet quiet;
   Machine &m = machine();

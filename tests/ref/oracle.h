@@ -15,7 +15,8 @@
  *
  * Written from the documents alone (orders: runtime.h, backend.h; blocks: plan/desc.h): it includes
  * no planner, collective, transport, optimizer or runtime. The one thing it borrows is
- * Newton-Schulz on a host backend of its own, since its bits are those of the backend's products.
+ * Newton-Schulz on a backend of its own, since its bits are those of the backend's products: the host
+ * backend, or another (OracleDevice), whose sums of squares it then takes too.
  */
 #ifndef MFSDP_TESTS_REF_ORACLE_H
 #define MFSDP_TESTS_REF_ORACLE_H
@@ -317,18 +318,29 @@ inline double lane_sumsq(const float *x, int64_t count) {
 
 /* ---- the oracle ---- */
 
+/* How a backend with memory of its own is made and destroyed. */
+struct OracleDevice {
+  mfsdp_status (*create)(mfsdp_context *context, void **out, const mfsdp_backend **backend);
+  mfsdp_status (*destroy)(mfsdp_context *context, void *made);
+};
+
 class Oracle {
 public:
   Oracle(const Model &model, const OracleOptions &options, const mfsdp_host_math *math,
-         const Script &script = Script())
-      : model_(model), options_(options), script_(script) {
+         const Script &script = Script(), const OracleDevice *device = nullptr)
+      : model_(model), options_(options), script_(script), device_(device) {
     mfsdp_context_desc context_desc = mfsdp_context_desc_default();
     mfsdp_host_backend_desc host_desc = mfsdp_host_backend_desc_default();
     host_desc.math = math;
     must(mfsdp_context_init(&context_, &context_desc));
-    must(mfsdp_host_backend_create(&context_, &host_desc, &host_));
-    backend_ = mfsdp_host_backend_get(host_);
+    if (device != nullptr) {
+      must(device->create(&context_, &made_, &backend_));
+    } else {
+      must(mfsdp_host_backend_create(&context_, &host_desc, &host_));
+      backend_ = mfsdp_host_backend_get(host_);
+    }
     must(backend_->ops->queue_create(backend_->self, &context_, "oracle", &queue_));
+    must(backend_->ops->event_create(backend_->self, &context_, &event_));
     for (int32_t i = 0; i < model.count(); ++i) {
       const std::size_t n = static_cast<std::size_t>(model.at(i).numel());
       weights_.emplace_back(n);
@@ -343,7 +355,9 @@ public:
   Oracle &operator=(const Oracle &) = delete;
   ~Oracle() {
     backend_->ops->queue_destroy(backend_->self, &context_, queue_);
+    backend_->ops->event_destroy(backend_->self, &context_, event_);
     (void)mfsdp_host_backend_destroy(&context_, host_);
+    if (device_ != nullptr) (void)device_->destroy(&context_, made_);
     (void)mfsdp_context_destroy(&context_);
   }
 
@@ -493,7 +507,7 @@ private:
   }
 
   /* Blocks in tensor order: a matrix, or max(4096, power of two >= numel / 1024) elements. */
-  double norm_sum() const {
+  double norm_sum() {
     double sum = 0.0;
     for (int32_t i = 0; i < model_.count(); ++i) {
       const Tensor &t = model_.at(i);
@@ -502,13 +516,13 @@ private:
       if (!trainable(i)) continue;
       if (t.role == Role::kMatrix) {
         for (const MatrixOf &m : t.matrices)
-          sum += lane_sumsq(grad + m.first, m.rows * m.cols);
+          sum += sumsq(grad + m.first, m.rows * m.cols);
         continue;
       }
       while (block * 1024 < t.numel())
         block *= 2;
       for (int64_t first = 0; first < t.numel(); first += block)
-        sum += lane_sumsq(grad + first, std::min(block, t.numel() - first));
+        sum += sumsq(grad + first, std::min(block, t.numel() - first));
     }
     return sum;
   }
@@ -559,23 +573,68 @@ private:
   void orthogonalize(int64_t rows, int64_t cols, std::vector<float> *x) {
     const mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
     std::size_t nbytes = 0;
-    void *workspace = nullptr;
     must(mfsdp_newton_schulz_workspace_nbytes(&context_, &desc, rows, cols, &nbytes));
+    void *workspace = allocate(nbytes);
+    float *data = device_ != nullptr ? static_cast<float *>(upload(*x)) : x->data();
+    must(mfsdp_newton_schulz(&context_, backend_, queue_, &desc, rows, cols, data, data, workspace,
+                             nbytes));
+    if (device_ != nullptr) download(x->data(), data, x->size() * sizeof(float));
+    if (device_ != nullptr) release(data, x->size() * sizeof(float));
+    release(workspace, nbytes);
+  }
+
+  /* As the backend adds. */
+  double sumsq(const float *x, int64_t count) {
+    if (device_ == nullptr || count == 0) return lane_sumsq(x, count);
+    const std::vector<float> values(x, x + count);
+    const std::vector<mfsdp_block> block(1, mfsdp_block{0, count, 0, 0});
+    double sum = 0;
+    float *data = static_cast<float *>(upload(values));
+    mfsdp_block *blocks = static_cast<mfsdp_block *>(upload(block));
+    double *slot = static_cast<double *>(allocate(sizeof(double)));
+    must(backend_->ops->sumsq(backend_->self, queue_, slot, data, blocks, 1));
+    download(&sum, slot, sizeof(sum));
+    release(slot, sizeof(double));
+    release(blocks, sizeof(mfsdp_block));
+    release(data, values.size() * sizeof(float));
+    return sum;
+  }
+
+  /* ---- DEVICE memory ---- */
+
+  void *allocate(std::size_t nbytes) {
+    void *data = nullptr;
     must(backend_->ops->mem_alloc(backend_->self, &context_, nbytes, MFSDP_ALIGN_NBYTES,
-                                  MFSDP_SPACE_DEVICE, &workspace));
-    const mfsdp_status status = mfsdp_newton_schulz(&context_, backend_, queue_, &desc, rows, cols,
-                                                    x->data(), x->data(), workspace, nbytes);
-    backend_->ops->mem_free(backend_->self, &context_, workspace, nbytes, MFSDP_SPACE_DEVICE);
-    must(status);
+                                  MFSDP_SPACE_DEVICE, &data));
+    return data;
+  }
+  void release(void *data, std::size_t nbytes) {
+    backend_->ops->mem_free(backend_->self, &context_, data, nbytes, MFSDP_SPACE_DEVICE);
+  }
+  /* `values` stay until the next download, which waits for the queue. */
+  template <class T> void *upload(const std::vector<T> &values) {
+    void *data = allocate(values.size() * sizeof(T));
+    must(backend_->ops->copy(backend_->self, queue_, data, MFSDP_SPACE_DEVICE, values.data(),
+                             MFSDP_SPACE_HOST, values.size() * sizeof(T)));
+    return data;
+  }
+  void download(void *to, const void *data, std::size_t nbytes) {
+    must(backend_->ops->copy(backend_->self, queue_, to, MFSDP_SPACE_HOST, data, MFSDP_SPACE_DEVICE,
+                             nbytes));
+    must(backend_->ops->event_record(backend_->self, queue_, event_));
+    must(backend_->ops->event_wait(backend_->self, &context_, event_, INT64_C(60000000)));
   }
 
   Model model_;
   OracleOptions options_;
   Script script_;
   mfsdp_context context_;
-  mfsdp_host_backend *host_ = nullptr;
+  const OracleDevice *device_;
+  mfsdp_host_backend *host_ = nullptr; /* or made_ */
+  void *made_ = nullptr;
   const mfsdp_backend *backend_ = nullptr;
   mfsdp_queue *queue_ = nullptr;
+  mfsdp_event *event_ = nullptr;
   std::vector<std::vector<float>> weights_, grads_, state0_, state1_;
   std::vector<std::vector<float>> seen_; /* weights in compute dtypes, as backward sees them */
   int64_t step_ = 0, applied_ = 0, good_steps_ = 0;

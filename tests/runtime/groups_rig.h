@@ -414,7 +414,7 @@ public:
       }
       first += job_->groups[g][places[g].instance].tensors.size();
     }
-    compare_states(runtime, *job_, own, after);
+    compare_states(runtime, rank_, *job_, own, after);
   }
   /* Of this rank's own pieces, masters and state: equal on ranks that own the same pieces. */
   uint64_t own_hash() {
@@ -452,7 +452,7 @@ private:
     task->block = block;
     task->use = use;
     task->sample = sample;
-    return task->compute(runtime, param, rank_->backend, rank_->queue);
+    return task->compute(runtime, param, rank_->backend, rank_);
   }
 
   Rank *rank_;

@@ -39,6 +39,7 @@ struct Job {
   mfsdp_planner planner = MFSDP_PLANNER_SCOPE_GREEDY;
   const mfsdp_host_math *math = mfsdp_host_math_loops();
   mfsdp_host_queue_kind queue_kind = MFSDP_HOST_QUEUE_INLINE;
+  bool cuda = false; /* ranks that share a device; math and queue_kind play no part */
   bool on_queue =
       false; /* the trainer computes on a queue of its own, never on the rank's thread */
   int32_t active_units = 1, active_grads = 1, max_micro_batches = 8;
@@ -199,6 +200,11 @@ inline mfsdp_status plan_of(mfsdp_context *context, const Job &job, int32_t worl
 
 /* ---- what must come out ---- */
 
+inline const ref::OracleDevice *cuda_oracle() {
+  static const ref::OracleDevice device = {cuda_rig_create, cuda_rig_destroy};
+  return &device;
+}
+
 /* The oracle's parameters, state and verdicts after each step. */
 class Expected {
 public:
@@ -208,7 +214,8 @@ public:
   };
   Expected() = default;
   Expected(const Job &job, int64_t blocks, int64_t steps) {
-    ref::Oracle oracle(job.model, job.options, job.math, job.script);
+    ref::Oracle oracle(job.model, job.options, job.math, job.script,
+                       job.cuda ? cuda_oracle() : nullptr);
     for (int64_t s = 0; s < steps; ++s) {
       After after;
       ref::OracleStep desc = step_desc(blocks, s);
@@ -322,17 +329,40 @@ struct Backward {
   }
   /* Looks its addresses up and computes: at once, or on the rank's queue. */
   mfsdp_status compute(mfsdp_runtime *runtime, int32_t param, const mfsdp_backend *backend,
-                       mfsdp_queue *queue) {
+                       Rank *owner) {
     weight = mfsdp_unit_param(runtime, param);
     grad = mfsdp_unit_grad(runtime, param);
     scale = static_cast<float>(mfsdp_runtime_loss_scale(runtime));
     require((weight != nullptr && grad != nullptr) || job->model.at(use).numel() == 0,
             "no address for a tensor in use");
+    if (job->cuda) return compute_beside(backend, owner);
     if (!job->on_queue) return run(this, nullptr);
-    return backend->ops->queue_call(backend->self, queue, run, this);
+    return backend->ops->queue_call(backend->self, owner->queue, run, this);
   }
 
 private:
+  /* Neither the thread nor a task may touch DEVICE memory: what would be a kernel works on copies. */
+  mfsdp_status compute_beside(const mfsdp_backend *backend, Rank *owner) {
+    const ref::Tensor &tensor = job->model.at(use);
+    const std::size_t count = static_cast<std::size_t>(tensor.numel());
+    const std::size_t weight_nbytes = count * mfsdp_dtype_nbytes(tensor.compute);
+    const std::size_t grad_nbytes = count * mfsdp_dtype_nbytes(tensor.grad);
+    const mfsdp_backend_ops *ops = backend->ops;
+    void *self = backend->self, *device_grad = grad;
+    weight_copy_.resize(weight_nbytes);
+    grad_copy_.resize(grad_nbytes);
+    MFSDP_TRY(ops->copy(self, owner->queue, weight_copy_.data(), MFSDP_SPACE_HOST, weight,
+                        MFSDP_SPACE_DEVICE, weight_nbytes));
+    MFSDP_TRY(ops->copy(self, owner->queue, grad_copy_.data(), MFSDP_SPACE_HOST, grad,
+                        MFSDP_SPACE_DEVICE, grad_nbytes));
+    weight = weight_copy_.data();
+    grad = grad_copy_.data();
+    MFSDP_TRY(ops->queue_call(self, owner->queue, run, this));
+    MFSDP_TRY(ops->copy(self, owner->queue, device_grad, MFSDP_SPACE_DEVICE, grad_copy_.data(),
+                        MFSDP_SPACE_HOST, grad_nbytes));
+    return job->on_queue ? MFSDP_OK : owner->finish();
+  }
+
   /* The same by way of fp32 copies. */
   mfsdp_status run_narrow(const ref::Tensor &tensor) const {
     std::vector<float> full, sum;
@@ -347,6 +377,8 @@ private:
                         static_cast<double>(sum[static_cast<std::size_t>(i)]));
     return MFSDP_OK;
   }
+
+  std::vector<unsigned char> weight_copy_, grad_copy_;
 };
 
 inline void compare_verdict(const mfsdp_verdict &verdict, const ref::OracleVerdict &want) {
@@ -392,7 +424,7 @@ struct OwnPiece {
 };
 
 /* The state table against whole-tensor state; every trainable piece of this rank must be there. */
-inline void compare_states(const mfsdp_runtime *runtime, const Job &job,
+inline void compare_states(const mfsdp_runtime *runtime, Rank *rank, const Job &job,
                            const std::vector<OwnPiece> &own, const Expected::After &after) {
   int32_t state_count = 0, expected_count = 0;
   const mfsdp_optimizer_state *states =
@@ -414,8 +446,14 @@ inline void compare_states(const mfsdp_runtime *runtime, const Job &job,
     require(states[i].count == p.piece->count, "the count of a state");
     const std::vector<float> &want =
         name == "exp_avg_sq" ? after.state1[tensor] : after.state0[tensor];
-    const std::string wrong = difference(name + " of " + job.model.at(p.tensor).name,
-                                         static_cast<const float *>(states[i].data),
+    std::vector<float> copy;
+    const float *got = static_cast<const float *>(states[i].data);
+    if (job.cuda) {
+      require(rank->read(got, static_cast<std::size_t>(p.piece->count), &copy) == MFSDP_OK,
+              std::string("state: ") + mfsdp_context_error(&rank->context)->message);
+      got = copy.data();
+    }
+    const std::string wrong = difference(name + " of " + job.model.at(p.tensor).name, got,
                                          want.data() + p.piece->first, p.piece->count);
     require(wrong.empty(), wrong);
   }
@@ -539,7 +577,7 @@ public:
       if (pieces[i].owner == rank_->rank &&
           job_->model.at(pieces[i].param).role != ref::Role::kFrozen)
         own.push_back({&pieces[i], pieces[i].param});
-    compare_states(runtime, *job_, own, after);
+    compare_states(runtime, rank_, *job_, own, after);
   }
 
   /* Of all parameters as every rank sees them. Collective. */
@@ -574,7 +612,7 @@ public:
     task->block = block;
     task->use = use;
     task->sample = sample;
-    return task->compute(runtime, use, backend, rank_->queue);
+    return task->compute(runtime, use, backend, rank_);
   }
 
 private:
@@ -589,6 +627,7 @@ inline RanksOptions ranks_of(const Job &job, int32_t world) {
   RanksOptions options(world);
   options.host.math = job.math;
   options.host.queue_kind = job.queue_kind;
+  options.cuda = job.cuda;
   options.context.debug_poison = job.debug_poison;
   options.context.debug_check = job.debug_check;
   return options;
@@ -608,8 +647,8 @@ inline std::string run_job(const Job &job, int32_t world, int32_t micro_batches,
   });
   if (result.ok()) return "";
   return "world " + std::to_string(world) + ", " + std::to_string(micro_batches) +
-         " micro-batches, " + mfsdp_planner_name(job.planner) + ", " + job.math->name + ":\n" +
-         result.text();
+         " micro-batches, " + mfsdp_planner_name(job.planner) + ", " +
+         (job.cuda ? "cuda" : job.math->name) + ":\n" + result.text();
 }
 
 /* ---- wrong calls ---- */

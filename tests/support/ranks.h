@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * ranks.h: runs a function on W ranks that are threads of the test, each with a context, a host
- * backend (C loops), a queue, an event, the threads transport and its control plane.
+ * backend (C loops), a queue, an event, the threads transport and its control plane; or, with
+ * options.cuda, the CUDA backend on the host double and the transport of ranks that share a device.
  *
  *   test::RanksOptions options(4);                           // 4 ranks, deadline 20 s
  *   test::RanksResult result = test::run_ranks(options, [](test::Rank &rank) {
@@ -20,6 +21,8 @@
 #define MFSDP_TESTS_SUPPORT_RANKS_H
 
 #include "fault_allocator.h"
+#include "tests/cudasim/rig.h"
+
 #include "mfsdp/host/backend_host.h"
 #include "mfsdp/host/transport_threads.h"
 
@@ -48,14 +51,16 @@ struct Rank {
   int32_t rank = -1, world = 0;
   FaultAllocator *memory = nullptr; /* behind the context */
   mfsdp_context context;
-  mfsdp_host_backend *host = nullptr;
+  mfsdp_host_backend *host = nullptr; /* or cuda */
+  void *cuda = nullptr;
   const mfsdp_backend *backend = nullptr;
   mfsdp_queue *queue = nullptr;
   mfsdp_event *event = nullptr;
   mfsdp_transport transport;
   mfsdp_control control;
-  mfsdp_threads_world *shared = nullptr;
-  int64_t timeout_us = 0; /* of finish */
+  mfsdp_threads_world *shared = nullptr; /* of the control plane, and of the threads transport */
+  void *device_world = nullptr;          /* of the other one */
+  int64_t timeout_us = 0;                /* of finish */
 
   /* Waits for all that was enqueued on `queue`; the queue's error, if it failed. */
   mfsdp_status finish() {
@@ -70,6 +75,13 @@ struct Rank {
     batch.label = label;
     batch.check = check;
     return mfsdp_transport_submit(&context, &transport, queue, &batch);
+  }
+  /* Copies of DEVICE memory, which is no host's to touch; waits for the queue. */
+  template <class T> mfsdp_status read(const void *data, std::size_t count, std::vector<T> *out) {
+    out->resize(count);
+    MFSDP_TRY(backend->ops->copy(backend->self, queue, out->data(), MFSDP_SPACE_HOST, data,
+                                 MFSDP_SPACE_DEVICE, count * sizeof(T)));
+    return finish();
   }
   mfsdp_status barrier() {
     return control.ops->allgather(control.self, &context, nullptr, 0, nullptr, control.deadline_us);
@@ -105,6 +117,7 @@ struct RanksOptions {
   mfsdp_threads_world_desc world;
   mfsdp_context_desc context; /* rank and allocator are set for each rank */
   mfsdp_host_backend_desc host;
+  bool cuda = false; /* of `world` only size, deadline and control messages count then */
   int64_t join_timeout_us = 120 * 1000000LL;
   /* Called before anything of the rank is made, to make its nth allocation fail. */
   std::function<void(int32_t rank, FaultAllocator *memory)> before;
@@ -183,12 +196,19 @@ struct Gate {
 };
 
 inline mfsdp_status make_rank(const RanksOptions &options, Rank *rank) {
-  MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &options.host, &rank->host));
-  rank->backend = mfsdp_host_backend_get(rank->host);
+  if (options.cuda) {
+    MFSDP_TRY(cuda_rig_create(&rank->context, &rank->cuda, &rank->backend));
+  } else {
+    MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &options.host, &rank->host));
+    rank->backend = mfsdp_host_backend_get(rank->host);
+  }
   MFSDP_TRY(
       rank->backend->ops->queue_create(rank->backend->self, &rank->context, "test", &rank->queue));
   MFSDP_TRY(rank->backend->ops->event_create(rank->backend->self, &rank->context, &rank->event));
   MFSDP_TRY(mfsdp_threads_control_create(&rank->context, rank->shared, rank->rank, &rank->control));
+  if (options.cuda)
+    return cuda_rig_transport_create(&rank->context, rank->device_world, rank->rank, rank->cuda,
+                                     &rank->transport);
   return mfsdp_threads_transport_create(&rank->context, rank->shared, rank->rank, rank->backend,
                                         &rank->transport);
 }
@@ -199,6 +219,7 @@ inline std::string unmake_rank(Rank *rank, mfsdp_status status) {
   if (rank->transport.self != nullptr && status != MFSDP_OK) {
     mfsdp_error why = *mfsdp_context_error(&rank->context);
     rank->transport.ops->poison(rank->transport.self, &why);
+    if (rank->cuda != nullptr) mfsdp_threads_world_poison(rank->shared, &why); /* two worlds */
   }
   if (rank->backend != nullptr) {
     rank->backend->ops->queue_destroy(rank->backend->self, &rank->context, rank->queue);
@@ -210,6 +231,8 @@ inline std::string unmake_rank(Rank *rank, mfsdp_status status) {
   mfsdp_threads_control_destroy(&rank->control);
   if (mfsdp_host_backend_destroy(&rank->context, rank->host) != MFSDP_OK)
     out += std::string(mfsdp_context_error(&rank->context)->message) + "\n";
+  if (cuda_rig_destroy(&rank->context, rank->cuda) != MFSDP_OK)
+    out += std::string(mfsdp_context_error(&rank->context)->message) + "\n";
   if (mfsdp_context_destroy(&rank->context) != MFSDP_OK)
     out += std::string(mfsdp_context_error(&rank->context)->message) + "\n";
   if (rank->memory->live_count() != 0)
@@ -217,8 +240,8 @@ inline std::string unmake_rank(Rank *rank, mfsdp_status status) {
   return out + rank->memory->complaints();
 }
 
-inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, int32_t number,
-                     const RankFunction &function, Gate *ready, RankOutcome *out) {
+inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, void *device_world,
+                     int32_t number, const RankFunction &function, Gate *ready, RankOutcome *out) {
   FaultAllocator memory;
   Rank rank;
   mfsdp_context_desc desc = options.context;
@@ -229,6 +252,7 @@ inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, i
   rank.world = options.world.world;
   rank.memory = &memory;
   rank.shared = shared;
+  rank.device_world = device_world;
   rank.timeout_us = options.world.deadline_us + 10 * 1000000;
   desc.rank = number;
   desc.allocator = memory.allocator();
@@ -258,10 +282,14 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   mfsdp_context context;
   mfsdp_context_desc desc = mfsdp_context_desc_default();
   mfsdp_threads_world *shared = nullptr;
+  void *device_world = nullptr;
   std::vector<std::thread> threads;
   desc.allocator = memory.allocator();
   if (mfsdp_context_init(&context, &desc) != MFSDP_OK ||
-      mfsdp_threads_world_create(&context, &options.world, &shared) != MFSDP_OK) {
+      mfsdp_threads_world_create(&context, &options.world, &shared) != MFSDP_OK ||
+      (options.cuda &&
+       cuda_rig_world_create(&context, options.world.world, options.world.deadline_us,
+                             &device_world) != MFSDP_OK)) {
     result.world = std::string(mfsdp_context_error(&context)->message) + "\n";
     return result;
   }
@@ -269,7 +297,7 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   detail::Gate ready(result.ranks.size()), finish(result.ranks.size());
   for (int32_t r = 0; r < options.world.world; ++r)
     threads.emplace_back([&, r] {
-      detail::run_rank(options, shared, r, function, &ready,
+      detail::run_rank(options, shared, device_world, r, function, &ready,
                        &result.ranks[static_cast<std::size_t>(r)]);
       finish.arrive(r);
     });
@@ -278,6 +306,7 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
     result.world = "ranks that did not return in time:" + finish.missing() + "\n";
     (void)MFSDP_ERROR_SET(&why, MFSDP_E_TIMEOUT, -1, "the test gave up");
     mfsdp_threads_world_poison(shared, &why);
+    cuda_rig_world_poison(device_world, &why);
     if (!finish.wait(10 * 1000000)) {
       std::fprintf(stderr, "hung ranks:%s\n", finish.missing().c_str());
       std::abort();
@@ -286,9 +315,11 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   for (std::thread &thread : threads)
     thread.join();
   if (mfsdp_threads_world_destroy(&context, shared) != MFSDP_OK ||
+      cuda_rig_world_destroy(&context, device_world) != MFSDP_OK ||
       mfsdp_context_destroy(&context) != MFSDP_OK)
     result.world += std::string(mfsdp_context_error(&context)->message) + "\n";
   result.world += memory.complaints();
+  if (options.cuda) result.world += cuda_rig_complaints();
   return result;
 }
 
