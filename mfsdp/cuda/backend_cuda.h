@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * backend_cuda.h - the backend that computes on one NVIDIA GPU: streams, cuBLAS, own kernels.
+ * backend_cuda.h - the backend that computes on one NVIDIA GPU: streams, cuBLAS, cuSOLVER, own kernels.
  *
  *   mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
  *   mfsdp_cuda_backend *cuda;
@@ -20,8 +20,10 @@
  * desc.workspace_nbytes for cuBLAS, so that queues do not share one and results repeat bit for bit.
  *
  * Nothing synchronizes but mem_alloc of DEVICE memory (with a stream that only allocates),
- * queue_destroy (with its own stream), and what the runtime does by itself in mem_alloc and mem_free
- * of PINNED memory and in copies from and to HOST memory.
+ * queue_destroy (with its own stream), what the runtime does by itself in mem_alloc and mem_free of
+ * PINNED memory and in copies from and to HOST memory, and cuSOLVER: the first eigh_ or
+ * qr_workspace_nbytes of a backend and the first eigh or qr of a queue make a handle, and what the
+ * library does inside of eigh and qr is its own.
  *
  * Tasks of queue_call run on a thread of the driver (cudaLaunchHostFunc): they must not call CUDA,
  * must not touch DEVICE memory, and must not wait for another queue's work, since the driver may run
@@ -30,15 +32,16 @@
  *
  * Errors reach the user as in backend_host.h: what a call can check it refuses; what a kernel or a
  * task finds wrong stays with the queue, kernels behind it do nothing, and event_wait tells. An error
- * of CUDA or cuBLAS becomes a status with its name, and is cleared from the runtime.
+ * of CUDA, cuBLAS or cuSOLVER becomes a status with its name, and is cleared from the runtime.
  *
- * CUDA graphs: a captured step may hold every entry but queue_call (E_UNSUPPORTED), mem_alloc,
- * event_wait and copies from or to HOST memory. Arguments are frozen into the graph.
+ * CUDA graphs: a captured step may hold every entry but queue_call, eigh and qr (E_UNSUPPORTED),
+ * mem_alloc, event_wait and copies from or to HOST memory. Arguments are frozen into the graph.
  *
- * Does not: choose devices; provide eigh and qr yet; multiply in F64 (E_UNSUPPORTED); promise the host backend's bits, for products and sums of squares run in
- * another order, and pow() of the device may differ in the last bit of a double.
- * Needs CUDA 12.8 or later. Link: kernels.cu compiled by nvcc, -lcublas -lcublasLt -lcudart, and
- * -lpthread -lm. POSIX 2008: see posix/clock.h.
+ * Does not: choose devices; multiply in F64 (E_UNSUPPORTED); decompose more than 30,000 rows; promise
+ * the host backend's bits, for products and sums of squares run in another order, eigenvectors are
+ * another library's, and pow() of the device may differ in the last bit of a double.
+ * Needs CUDA 12.8 or later. Link: kernels.cu compiled by nvcc, -lcusolver -lcublas -lcublasLt -lcudart,
+ * and -lpthread -lm. POSIX 2008: see posix/clock.h.
  */
 #ifndef MFSDP_CUDA_BACKEND_CUDA_H
 #define MFSDP_CUDA_BACKEND_CUDA_H
@@ -78,7 +81,7 @@ MFSDP_API mfsdp_cuda_backend_desc mfsdp_cuda_backend_desc_default(void) {
 }
 
 MFSDP_API const mfsdp_backend_ops *mfsdp__cuda_ops_table(void) {
-  /* In the order of mfsdp_backend_ops. What Shampoo and SOAP need is not there yet. */
+  /* In the order of mfsdp_backend_ops. */
   static const mfsdp_backend_ops ops = {sizeof(mfsdp_backend_ops),
                                         "cuda",
                                         mfsdp__cuda_mem_alloc,
