@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * precondition.h, shampoo.h, soap.h, and below them eigh and qr of the host backend (host_decompose.h,
- * math_lapacke.h): decompositions by what they must satisfy, steps against float64, and what must not
- * change. Without a LAPACKE in the build all of it is skipped but the refusals.
+ * math_lapacke.h) and of the CUDA backend (cuda_decompose.h): decompositions by what they must satisfy,
+ * steps against float64, and what must not change. Without a LAPACKE in the build the host backend's
+ * part is skipped but the refusals.
  *
  * Counts allocations: MFSDP_TEST_WRAP_MALLOC. One queue at a time, whose races host_queue_test looks
  * for: not run under the thread sanitizer (MFSDP_TEST_ONE_QUEUE).
@@ -410,7 +411,8 @@ class Precondition : public ::testing::TestWithParam<test::RigKind> {
 protected:
   Precondition() : rig_(GetParam()) {}
   void SetUp() override {
-    if (test::rig_lapack() == nullptr) GTEST_SKIP() << "no LAPACKE in this build";
+    if (!GetParam().cuda && test::rig_lapack() == nullptr)
+      GTEST_SKIP() << "no LAPACKE in this build";
   }
   static std::vector<Algorithm> both(int32_t every) {
     mfsdp_shampoo_desc shampoo = mfsdp_shampoo_desc_default();
@@ -931,6 +933,107 @@ TEST(PreconditionChecks, Descriptions) {
   EXPECT_EQ(mfsdp_shampoo_check(&rig.context, &gupta), MFSDP_OK) << rig.message();
 }
 
+/* ---- single passes ---- */
+
+/* What SOAP_SORT makes of these estimates along one side: the order, read from the second moments, after
+ * the rows of `square` have been compared. */
+std::vector<float> sorted(Rig *rig, const std::vector<float> &estimates, int32_t side) {
+  const std::size_t n = estimates.size(), other = 2;
+  std::vector<float> diagonal(n * n, 0.0f), basis(n * n, 0.0f), moments(n * other);
+  for (std::size_t i = 0; i < n; ++i) {
+    diagonal[i * n + i] = estimates[i];
+    basis[i * n + i] = 1.0f;
+    for (std::size_t k = 0; k < other; ++k)
+      moments[side == 0 ? i * other + k : k * n + i] = static_cast<float>(i);
+  }
+  Buffer<float> square(rig, diagonal), identity(rig, basis), second(rig, moments);
+  Buffer<float> out(rig, n * other), next(rig, n * n), updates(rig, std::vector<float>(1, 1.0f));
+  Buffer<double> values(rig, 3 * n);
+  Buffer<mfsdp_step_scalars> scalars(rig, {mfsdp_step_scalars_default(0.1, 0.1)});
+  mfsdp_precondition_args args;
+  std::memset(&args, 0, sizeof(args));
+  args.struct_nbytes = sizeof(args);
+  args.op = MFSDP_SOAP_SORT;
+  args.side = side;
+  args.rows = static_cast<int64_t>(side == 0 ? n : other);
+  args.cols = static_cast<int64_t>(side == 0 ? other : n);
+  args.item.count = args.rows * args.cols;
+  args.item.state[MFSDP_STATE_SIDE_LEFT + side] = identity.data();
+  args.item.state[MFSDP_STATE_UPDATES] = updates.data();
+  args.next_side[side] = next.data();
+  args.next_exp_avg_sq = second.data();
+  args.other = out.data();
+  args.square = square.data();
+  args.values = reinterpret_cast<float *>(values.data());
+  args.scalars = scalars.data();
+  EXPECT_EQ(rig->ops->precondition(rig->self, rig->queue, &args), MFSDP_OK) << rig->message();
+  const std::vector<float> moved = out.read(), rows = next.read();
+  std::vector<float> order;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto from = static_cast<std::size_t>(moved[side == 0 ? i * other : i]);
+    EXPECT_LT(from, n);
+    order.push_back(static_cast<float>(from));
+    EXPECT_EQ(moved[side == 0 ? i * other + 1 : n + i], order.back());
+    for (std::size_t j = 0; j < n && from < n; ++j)
+      EXPECT_TRUE(same_bits(std::vector<float>{rows[i * n + j]}, {diagonal[from * n + j]})) << i;
+  }
+  return order;
+}
+
+TEST_P(Precondition, BasesAreSortedDescendingAndEqualOnesKeepTheirOrder) {
+  for (const int32_t side : {0, 1}) {
+    EXPECT_EQ(sorted(&rig_, {2, 5, 2, 7, 5, 2}, side), (std::vector<float>{3, 1, 4, 0, 2, 5}));
+    EXPECT_EQ(sorted(&rig_, {-1, 0, 1e30f, -1e30f}, side), (std::vector<float>{2, 1, 0, 3}));
+    EXPECT_EQ(sorted(&rig_, {0, 0, 0}, side), (std::vector<float>{0, 1, 2}));
+    /* No order is promised, but each row comes once. */
+    std::vector<float> order = sorted(&rig_, {1, NAN, 2, NAN, HUGE_VALF, -HUGE_VALF}, side);
+    std::sort(order.begin(), order.end());
+    EXPECT_EQ(order, (std::vector<float>{0, 1, 2, 3, 4, 5}));
+  }
+}
+
+TEST_P(Precondition, ShampooCountsItsStepsFromOne) {
+  One one(&rig_, mfsdp_shampoo_desc_default(), 4, 3);
+  const std::vector<float> before = one.all();
+  one.now.skip = 1;
+  one.scalars.write({one.now});
+  EXPECT_EQ(one.algorithm.step(&rig_, &one.job), MFSDP_OK);
+  EXPECT_EQ(rig_.sync(), MFSDP_OK) << "a skipped step counts nothing";
+  one.now.skip = 0;
+  one.scalars.write({one.now});
+  EXPECT_EQ(one.algorithm.step(&rig_, &one.job), MFSDP_OK);
+  EXPECT_EQ(rig_.sync(), MFSDP_E_ARGUMENT);
+  EXPECT_STREQ(rig_.message(),
+               "precondition: applied_steps is 0; Shampoo's corrections count from 1");
+  rig_.renew_queue();
+  EXPECT_TRUE(same_bits(one.all(), before));
+}
+
+TEST_P(Precondition, PassesThatMakeNoSense) {
+  One one(&rig_, mfsdp_soap_desc_default(), 4, 3);
+  mfsdp_precondition_args good, args;
+  std::memset(&good, 0, sizeof(good));
+  good.struct_nbytes = sizeof(good);
+  good.op = MFSDP_SOAP_PREPARE;
+  good.rows = 4;
+  good.cols = 3;
+  good.item = one.job.item;
+  good.scalars = one.scalars.data();
+  const auto refused = [&](mfsdp_status status, const std::string &part) {
+    EXPECT_EQ(rig_.ops->precondition(rig_.self, rig_.queue, &args), status);
+    EXPECT_NE(std::string(rig_.message()).find(part), std::string::npos) << rig_.message();
+    args = good;
+  };
+  args = good;
+  args.struct_nbytes = 1, refused(MFSDP_E_ARGUMENT, "struct_nbytes is ");
+  args.op = static_cast<mfsdp_precondition_op>(0), refused(MFSDP_E_UNSUPPORTED, "op is 0");
+  args.op = static_cast<mfsdp_precondition_op>(15), refused(MFSDP_E_UNSUPPORTED, "op is 15");
+  args.side = 2, refused(MFSDP_E_ARGUMENT, "side 2 of 4 x 3");
+  args.rows = 0, refused(MFSDP_E_ARGUMENT, "side 0 of 0 x 3");
+  args.item.count = 13, refused(MFSDP_E_ARGUMENT, "with 13 elements");
+  args.scalars = nullptr, refused(MFSDP_E_ARGUMENT, "or scalars");
+}
+
 /* ---- in an optimizer ---- */
 
 /* Tensors of one group, and AdamW's beside them. */
@@ -948,7 +1051,9 @@ public:
   void add(int64_t rows, int64_t cols, int32_t group = 0) {
     mfsdp_optimizer_tensor t;
     std::memset(&t, 0, sizeof(t));
-    masters.emplace_back(rig_, floats(rows, cols, 1 + list.size()));
+    masters.emplace_back(rig_, static_cast<std::size_t>(rows * cols), std::size_t(0),
+                         desc_.state_space);
+    masters.back().write(floats(rows, cols, 1 + list.size()));
     grads.emplace_back(rig_, static_cast<std::size_t>(rows * cols));
     params.emplace_back(rig_, static_cast<std::size_t>(rows * cols));
     t.name = "w";
@@ -1037,8 +1142,9 @@ TEST_P(Precondition, ManyMatricesEqualEachAlone) {
           EXPECT_EQ(states[k].name, alone[i].names[s]);
           EXPECT_EQ(states[k].tensor, static_cast<int32_t>(i));
           const auto *data = static_cast<const float *>(states[k].data);
-          EXPECT_TRUE(same_bits(std::vector<float>(data, data + states[k].count),
-                                alone[i].states[s].read()))
+          EXPECT_TRUE(
+              same_bits(rig_.read(data, static_cast<std::size_t>(states[k].count), states[k].space),
+                        alone[i].states[s].read()))
               << states[k].name;
         }
       EXPECT_EQ(count, k + 2) << "and AdamW's two";
@@ -1066,8 +1172,10 @@ TEST_P(Precondition, AResumedOptimizerGoesOnWithTheSameBits) {
           const mfsdp_optimizer_state *from = mfsdp_optimizer_states(first.optimizer, &count);
           const mfsdp_optimizer_state *to = mfsdp_optimizer_states(second.optimizer, &count);
           for (int32_t i = 0; i < count; ++i)
-            std::memcpy(to[i].data, from[i].data,
-                        static_cast<std::size_t>(to[i].count) * sizeof(float));
+            ASSERT_EQ(rig_.ops->copy(rig_.self, rig_.queue, to[i].data, to[i].space, from[i].data,
+                                     from[i].space,
+                                     static_cast<std::size_t>(to[i].count) * sizeof(float)),
+                      MFSDP_OK);
           for (std::size_t i = 0; i < 2; ++i)
             second.masters[i].write(first.masters[i].read());
           ASSERT_EQ(
@@ -1098,7 +1206,7 @@ TEST_P(Precondition, VectorsAreRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Precondition, ::testing::ValuesIn(test::rig_kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, Precondition, ::testing::ValuesIn(test::backend_kinds()),
                          test::rig_name);
 
 /* A backend without eigh says what to install, before anything is allocated. */
@@ -1181,6 +1289,35 @@ TEST(PreconditionChecks, ADecompositionThatFailsTouchesNothing) {
         rig.renew_queue();
         EXPECT_TRUE(same_bits(one.all(), before)) << fail;
         rig.host->lapack = good;
+      }
+}
+
+/* The same of cuSOLVER, whose failures the device alone sees: Shampoo's step calls it twice, SOAP's
+ * first twice too, and then four times. */
+TEST(PreconditionChecks, ADecompositionThatFailsOnTheDeviceTouchesNothing) {
+  if (!test::cuda_rig_fail_solver(-1)) GTEST_SKIP() << "on hardware nothing fails on demand";
+  mfsdp_shampoo_desc shampoo = mfsdp_shampoo_desc_default();
+  mfsdp_soap_desc soap = mfsdp_soap_desc_default();
+  shampoo.update_every = soap.update_every = 1;
+  for (const Algorithm &algorithm : {Algorithm(shampoo), Algorithm(soap)})
+    for (const bool later : {false, true})
+      for (int fail = 0; fail < (later && algorithm.soap ? 4 : 2); ++fail) {
+        SCOPED_TRACE(std::to_string(algorithm.soap) + " later " + std::to_string(later) +
+                     " routine " + std::to_string(fail));
+        Rig rig(test::backend_kinds().back());
+        One one(&rig, algorithm, 5, 3);
+        if (later) one.step(floats(5, 3, 1));
+        const std::vector<float> before = one.all();
+        one.grad.write(floats(5, 3, 2));
+        ++one.now.applied_steps;
+        one.scalars.write({one.now});
+        (void)test::cuda_rig_fail_solver(fail);
+        EXPECT_EQ(algorithm.step(&rig, &one.job), MFSDP_OK) << rig.message();
+        EXPECT_EQ(rig.sync(), MFSDP_E_BACKEND);
+        const char *const said = algorithm.soap && later ? "returned -" : "returned 3 for ";
+        EXPECT_NE(std::string(rig.message()).find(said), std::string::npos) << rig.message();
+        rig.renew_queue();
+        EXPECT_TRUE(same_bits(one.all(), before));
       }
 }
 

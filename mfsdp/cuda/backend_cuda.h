@@ -82,33 +82,20 @@ MFSDP_API mfsdp_cuda_backend_desc mfsdp_cuda_backend_desc_default(void) {
 
 MFSDP_API const mfsdp_backend_ops *mfsdp__cuda_ops_table(void) {
   /* In the order of mfsdp_backend_ops. */
-  static const mfsdp_backend_ops ops = {sizeof(mfsdp_backend_ops),
-                                        "cuda",
-                                        mfsdp__cuda_mem_alloc,
-                                        mfsdp__cuda_mem_free,
-                                        mfsdp__cuda_queue_create,
-                                        mfsdp__cuda_queue_destroy,
-                                        mfsdp__cuda_event_create,
-                                        mfsdp__cuda_event_destroy,
-                                        mfsdp__cuda_event_record,
-                                        mfsdp__cuda_queue_wait,
-                                        mfsdp__cuda_event_query,
-                                        mfsdp__cuda_event_wait,
-                                        mfsdp__cuda_queue_call,
-                                        mfsdp__cuda_copy,
-                                        mfsdp__cuda_fill_bytes,
-                                        mfsdp__cuda_cast,
-                                        mfsdp__cuda_sum_terms,
-                                        mfsdp__cuda_sumsq,
-                                        mfsdp__cuda_verdict,
-                                        mfsdp__cuda_gemm,
-                                        mfsdp__cuda_normalize,
-                                        mfsdp__cuda_fused,
-                                        mfsdp__cuda_eigh_nbytes,
-                                        mfsdp__cuda_qr_nbytes,
-                                        mfsdp__cuda_eigh,
-                                        mfsdp__cuda_qr,
-                                        NULL};
+  static const mfsdp_backend_ops ops = {sizeof(mfsdp_backend_ops), "cuda",
+                                        mfsdp__cuda_mem_alloc,     mfsdp__cuda_mem_free,
+                                        mfsdp__cuda_queue_create,  mfsdp__cuda_queue_destroy,
+                                        mfsdp__cuda_event_create,  mfsdp__cuda_event_destroy,
+                                        mfsdp__cuda_event_record,  mfsdp__cuda_queue_wait,
+                                        mfsdp__cuda_event_query,   mfsdp__cuda_event_wait,
+                                        mfsdp__cuda_queue_call,    mfsdp__cuda_copy,
+                                        mfsdp__cuda_fill_bytes,    mfsdp__cuda_cast,
+                                        mfsdp__cuda_sum_terms,     mfsdp__cuda_sumsq,
+                                        mfsdp__cuda_verdict,       mfsdp__cuda_gemm,
+                                        mfsdp__cuda_normalize,     mfsdp__cuda_fused,
+                                        mfsdp__cuda_eigh_nbytes,   mfsdp__cuda_qr_nbytes,
+                                        mfsdp__cuda_eigh,          mfsdp__cuda_qr,
+                                        mfsdp__cuda_precondition};
   return &ops;
 }
 

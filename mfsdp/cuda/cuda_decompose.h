@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuda_decompose.h - eigenvectors and orthonormal bases of the CUDA backend, by cuSOLVER.
+ * cuda_decompose.h - what Shampoo and SOAP need of the CUDA backend: eigenvectors and orthonormal bases by
+ * cuSOLVER, and passes over one matrix by kernels.
  *
  * Ssyevd, Sgeqrf and Sorgqr, of cuSOLVER's older interface and not of its generic one: all their
  * workspace is device memory, while Xsyevd and Xgeqrf want host memory as well, which would have to
@@ -268,6 +269,44 @@ MFSDP_API mfsdp_status mfsdp__cuda_qr(void *self, mfsdp_queue *opaque, const mfs
   MFSDP_TRY(mfsdp__cuda_launched(cuda, cuda->kernels->solve_begin(lane, &solve), "qr"));
   MFSDP_TRY(mfsdp__cuda_qr_run(cuda, queue, &solve, args->workspace, &space));
   return mfsdp__cuda_launched(cuda, cuda->kernels->solve_end(lane, &solve), "qr");
+}
+
+/* ---- passes of Shampoo and SOAP over one matrix ---- */
+
+MFSDP_API mfsdp_status mfsdp__cuda_check_precondition(mfsdp_cuda_backend *cuda,
+                                                      const mfsdp_precondition_args *args) {
+  const int soap = args->op >= MFSDP_SOAP_PREPARE;
+  if (args->op < MFSDP_SHAMPOO_PREPARE || args->op > MFSDP_SOAP_COMMIT)
+    return MFSDP__CUDA_FAIL(
+        cuda, MFSDP_E_UNSUPPORTED,
+        "precondition: op is %d; the CUDA backend has those of Shampoo and SOAP", (int)args->op);
+  if (args->side < 0 || args->side > 1 || args->rows < 1 || args->cols < 1 ||
+      args->item.count != args->rows * args->cols || args->scalars == NULL ||
+      (soap && args->item.state[MFSDP_STATE_UPDATES] == NULL))
+    return MFSDP__CUDA_FAIL(
+        cuda, MFSDP_E_ARGUMENT,
+        "precondition: side %d of %lld x %lld with %lld elements, or scalars or SOAP's updates is "
+        "NULL",
+        (int)args->side, (long long)args->rows, (long long)args->cols, (long long)args->item.count);
+  MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "precondition", "master", args->item.master,
+                                      MFSDP_SPACE_DEVICE));
+  MFSDP_TRY(
+      mfsdp__cuda_check_pointer(cuda, "precondition", "grad", args->item.grad, MFSDP_SPACE_DEVICE));
+  MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "precondition", "scalars", args->scalars,
+                                      MFSDP_SPACE_DEVICE));
+  return mfsdp__cuda_check_pointer(cuda, "precondition", "present", args->present,
+                                   MFSDP_SPACE_DEVICE);
+}
+
+MFSDP_API mfsdp_status mfsdp__cuda_precondition(void *self, mfsdp_queue *opaque,
+                                                const mfsdp_precondition_args *args) {
+  mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
+  mfsdp__cuda_queue *queue = (mfsdp__cuda_queue *)(void *)opaque;
+  MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "precondition", opaque));
+  MFSDP_TRY(mfsdp__cuda_check_struct(cuda, "precondition", args, sizeof(*args)));
+  MFSDP_TRY(mfsdp__cuda_check_precondition(cuda, args));
+  return mfsdp__cuda_launched(cuda, cuda->kernels->precondition(mfsdp__cuda_lane(queue), args),
+                              "precondition");
 }
 
 #endif /* MFSDP_CUDA_CUDA_DECOMPOSE_H */

@@ -1245,6 +1245,423 @@ static int mfsdp__solve_end(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve 
                        lane->number, *solve);
 }
 
+/* ---- passes of Shampoo and SOAP: the formulas stand at mfsdp_precondition_args ---- */
+
+/* What a pass is told; step and commits are decided last. */
+struct mfsdp__pre_constants {
+  int32_t runs;   /* neither skipped nor absent */
+  int32_t first;  /* SOAP: no basis yet */
+  int32_t stores; /* the sides become state */
+  int32_t commits;
+  float grad, beta1, beta1_rest, beta2, beta2_rest, eps;
+  float before, step, after;
+  double gram, shift;                 /* of eigenvalues */
+  double first_moment, second_moment; /* corrections */
+};
+
+/* Of the scratch: the constants, what blocks found, and sums of the direction and of what is grafted. */
+struct mfsdp__pre_scratch {
+  mfsdp__pre_constants constants;
+  int32_t found[MFSDP__FOUND_COUNT];
+  double direction[MFSDP__PARTS], graft[MFSDP__PARTS];
+};
+
+static mfsdp__pre_scratch *mfsdp__pre_scratch_of(const mfsdp_cuda_lane *lane) {
+  static_assert(sizeof(mfsdp__pre_scratch) <= MFSDP_CUDA_SCRATCH_COUNT * sizeof(double),
+                "the scratch of a lane is too small");
+  return (mfsdp__pre_scratch *)(void *)lane->scratch;
+}
+
+static __device__ __host__ inline int64_t mfsdp__pre_length(const mfsdp_precondition_args *args,
+                                                            int side) {
+  return side == 0 ? args->rows : args->cols;
+}
+
+static __device__ inline bool mfsdp__pre_soap(const mfsdp_precondition_args *args) {
+  return args->op >= MFSDP_SOAP_PREPARE;
+}
+
+/* 1 - beta^t */
+static __device__ inline double mfsdp__pre_rest(double beta, double t) {
+  return __dsub_rn(1.0, pow(beta, t));
+}
+
+static __device__ mfsdp__pre_constants
+mfsdp__pre_constants_of(const mfsdp_precondition_args *args) {
+  const mfsdp_step_scalars *s = args->scalars;
+  const bool soap = mfsdp__pre_soap(args);
+  const double t =
+      soap ? (double)args->item.state[MFSDP_STATE_UPDATES][0] : (double)s->applied_steps;
+  const double rest1 = mfsdp__pre_rest(args->beta1, t), rest2 = mfsdp__pre_rest(args->beta2, t);
+  const float decay = (float)__dsub_rn(1.0, __dmul_rn(s->lr, s->weight_decay));
+  mfsdp__pre_constants c;
+  c.runs = !s->skip && (args->present == NULL || args->present[args->item.present_index] != 0);
+  c.first = soap && t == 0.0;
+  c.stores = c.first ? args->start : args->refresh;
+  c.commits = 0;
+  c.grad = (float)__dmul_rn(s->grad_scale, args->clipped ? s->clip_scale : 1.0);
+  c.beta1 = (float)args->beta1;
+  c.beta1_rest = (float)__dsub_rn(1.0, args->beta1);
+  c.beta2 = (float)args->beta2;
+  c.beta2_rest = (float)__dsub_rn(1.0, args->beta2);
+  c.eps = (float)args->eps;
+  c.before = soap ? 1.0f : decay;
+  c.after = soap ? decay : 1.0f;
+  c.step = soap ? (float)__dmul_rn(s->lr, __ddiv_rn(__dsqrt_rn(rest2), rest1)) : 0.0f;
+  c.first_moment = __ddiv_rn(1.0, rest1);
+  c.second_moment = __ddiv_rn(1.0, rest2);
+  c.gram = args->gram_beta < 1.0 ? __ddiv_rn(1.0, mfsdp__pre_rest(args->gram_beta, t)) : 1.0;
+  c.shift = args->eps;
+  if (args->op == MFSDP_SHAMPOO_SCALE) {
+    const double least = __dmul_rn(c.gram, (double)args->values[0]);
+    if (least < 0.0) c.shift = __dsub_rn(args->eps, least);
+  }
+  return c;
+}
+
+static __global__ void mfsdp__pre_begin_kernel(int64_t *failed, mfsdp_cuda_note *note,
+                                               int64_t number, const mfsdp_precondition_args args,
+                                               mfsdp__pre_constants *constants) {
+  if (threadIdx.x != 0 || !mfsdp__live(failed)) return;
+  if (!mfsdp__pre_soap(&args) && !args.scalars->skip && args.scalars->applied_steps < 1)
+    mfsdp__fail_lane(failed, note, number, MFSDP_CUDA_FAULT_PRECONDITION_STEPS, 0,
+                     args.scalars->applied_steps, 0, 0);
+  else
+    *constants = mfsdp__pre_constants_of(&args);
+}
+
+/* The gradient as it counts, and the moments' candidates: of it, or of what is projected. */
+static __global__ void mfsdp__pre_moments_kernel(const int64_t *failed,
+                                                 const mfsdp_precondition_args args,
+                                                 const mfsdp__pre_constants *constants) {
+  const bool projected = args.op == MFSDP_SOAP_MOMENTS;
+  const float *first = args.item.state[MFSDP_STATE_EXP_AVG], *second = NULL;
+  int64_t i;
+  if (!mfsdp__live(failed) || (!projected && !constants->runs)) return;
+  const mfsdp__pre_constants c = *constants;
+  if (projected || args.graft == MFSDP_GRAFT_ADAMW)
+    second = args.item.state[MFSDP_STATE_EXP_AVG_SQ];
+  for (i = mfsdp__first(); i < args.item.count; i += mfsdp__stride()) {
+    const float g = projected ? args.projected[i] : __fmul_rn(args.item.grad[i], c.grad);
+    float m, v;
+    if (!projected) args.grad[i] = g;
+    if (args.op == MFSDP_SOAP_PREPARE) continue;
+    m = __fadd_rn(__fmul_rn(c.beta1, first[i]), __fmul_rn(c.beta1_rest, g));
+    args.next_exp_avg[i] = m;
+    if (second == NULL) continue;
+    v = __fadd_rn(__fmul_rn(c.beta2, second[i]), __fmul_rn(__fmul_rn(c.beta2_rest, g), g));
+    args.next_exp_avg_sq[i] = v;
+    if (projected) args.projected[i] = __fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), c.eps));
+  }
+}
+
+/* A root that was computed has a positive diagonal. */
+static __global__ void mfsdp__pre_roots_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args) {
+  const float *root = args.item.state[MFSDP_STATE_SIDE_LEFT + args.side];
+  const int64_t n = mfsdp__pre_length(&args, args.side);
+  float *to = args.next_side[args.side];
+  int64_t i;
+  if (!mfsdp__live(failed)) return;
+  for (i = mfsdp__first(); i < n * n; i += mfsdp__stride())
+    to[i] = root[0] == 0.0f && i / n == i % n ? 1.0f : root[i];
+}
+
+static __global__ void mfsdp__pre_scale_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args,
+                                               const mfsdp__pre_constants *constants) {
+  const int64_t n = mfsdp__pre_length(&args, args.side);
+  int64_t i, j;
+  if (!mfsdp__live(failed)) return;
+  for (i = blockIdx.x; i < n; i += gridDim.x) {
+    const double value =
+        __dadd_rn(__dmul_rn(constants->gram, (double)args.values[i]), constants->shift);
+    const float factor = (float)pow(value, -0.125);
+    float *row = args.square + i * n;
+    for (j = threadIdx.x; j < n; j += MFSDP__THREADS)
+      row[j] = __fmul_rn(row[j], factor);
+  }
+}
+
+/* ---- SOAP's order ---- */
+
+/* One block of threads for each row; NaN counts as less than anything, so that there is an order. */
+static __global__ void mfsdp__pre_estimate_kernel(const int64_t *failed,
+                                                  const mfsdp_precondition_args args) {
+  const float *basis = args.item.state[MFSDP_STATE_SIDE_LEFT + args.side];
+  const int64_t n = mfsdp__pre_length(&args, args.side);
+  double *estimate = (double *)(void *)args.values;
+  int64_t i, j;
+  if (!mfsdp__live(failed)) return;
+  for (i = blockIdx.x; i < n; i += gridDim.x) {
+    double sum = 0.0;
+    for (j = threadIdx.x; j < n; j += MFSDP__THREADS)
+      sum = __dadd_rn(sum, __dmul_rn((double)args.square[i * n + j], (double)basis[i * n + j]));
+    sum = mfsdp__block_sum(sum);
+    if (threadIdx.x == 0)
+      estimate[i] = sum == sum ? sum : mfsdp_f64_from_bits(UINT64_C(0xfff0000000000000));
+  }
+}
+
+/* order[k] = the row that comes k-th: each row counts those before it. */
+static __global__ void mfsdp__pre_order_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args) {
+  const int64_t n = mfsdp__pre_length(&args, args.side);
+  const double *estimate = (const double *)(const void *)args.values;
+  int32_t *order = (int32_t *)(void *)((double *)(void *)args.values + n);
+  int64_t i, j;
+  if (!mfsdp__live(failed)) return;
+  for (i = mfsdp__first(); i < n; i += mfsdp__stride()) {
+    int64_t before = 0;
+    for (j = 0; j < n; ++j)
+      before += estimate[j] > estimate[i] || (estimate[j] == estimate[i] && j < i);
+    order[before] = (int32_t)i;
+  }
+}
+
+/* to[i] = from[order[i]] along one side of a rows x cols matrix. */
+static __global__ void mfsdp__pre_permute_kernel(const int64_t *failed, float *to,
+                                                 const float *from, const int32_t *order,
+                                                 int64_t rows, int64_t cols, int32_t by_rows) {
+  int64_t i, j;
+  if (!mfsdp__live(failed)) return;
+  for (i = blockIdx.x; i < rows; i += gridDim.x)
+    for (j = threadIdx.x; j < cols; j += MFSDP__THREADS)
+      to[i * cols + j] = by_rows ? from[order[i] * cols + j] : from[i * cols + order[j]];
+}
+
+static int mfsdp__pre_sort(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args) {
+  const int64_t n = mfsdp__pre_length(args, args->side), rows = args->rows, cols = args->cols;
+  const int32_t *order = (const int32_t *)(const void *)((double *)(void *)args->values + n);
+  const int64_t *failed = lane->failed;
+  const dim3 grid = mfsdp__grid(lane, n * MFSDP__THREADS);
+  int error = mfsdp__launch(lane, grid, mfsdp__pre_estimate_kernel, failed, *args);
+  if (error == 0)
+    error = mfsdp__launch(lane, mfsdp__grid(lane, n), mfsdp__pre_order_kernel, failed, *args);
+  if (error == 0)
+    error =
+        mfsdp__launch(lane, grid, mfsdp__pre_permute_kernel, failed, args->next_side[args->side],
+                      (const float *)args->square, order, n, n, (int32_t)1);
+  if (error != 0) return error;
+  return mfsdp__launch(lane, mfsdp__grid(lane, rows * MFSDP__THREADS), mfsdp__pre_permute_kernel,
+                       failed, args->other, (const float *)args->next_exp_avg_sq, order, rows, cols,
+                       (int32_t)(args->side == 0));
+}
+
+static __global__ void mfsdp__pre_start_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args) {
+  const int64_t n = mfsdp__pre_length(&args, args.side);
+  float *to = args.next_side[args.side];
+  int64_t i;
+  if (!mfsdp__live(failed) || args.item.state[MFSDP_STATE_UPDATES][0] != 0.0f) return;
+  for (i = mfsdp__first(); i < n * n; i += mfsdp__stride())
+    to[i] = args.square[(n - 1 - i / n) * n + i % n];
+}
+
+/* ---- commit: look at all candidates, decide, write ---- */
+
+static __device__ bool mfsdp__pre_finite(const float *x, int64_t count) {
+  bool finite = true;
+  int64_t i;
+  for (i = mfsdp__first(); i < count; i += mfsdp__stride())
+    if (!mfsdp_f32_is_finite(x[i])) finite = false;
+  return finite;
+}
+
+static __global__ void mfsdp__pre_look_kernel(const int64_t *failed,
+                                              const mfsdp_precondition_args args,
+                                              const mfsdp__pre_constants *constants,
+                                              int32_t *found) {
+  const int64_t count = args.item.count;
+  bool finite;
+  int64_t all;
+  int side;
+  if (!mfsdp__live(failed)) return;
+  if (constants->first) {
+    /* Without sides no Gram matrix has shown it. */
+    finite = mfsdp__pre_finite(args.grad, count);
+  } else {
+    finite = mfsdp__pre_finite(args.direction, count);
+    finite = mfsdp__pre_finite(args.next_exp_avg, count) && finite;
+    if (args.item.state[MFSDP_STATE_EXP_AVG_SQ] != NULL)
+      finite = mfsdp__pre_finite(args.next_exp_avg_sq, count) && finite;
+  }
+  for (side = 0; side < 2; ++side) {
+    const int64_t n = mfsdp__pre_length(&args, side);
+    if (args.next_gram[side] == NULL) continue;
+    finite = mfsdp__pre_finite(args.next_gram[side], n * n) && finite;
+    if (constants->stores) finite = mfsdp__pre_finite(args.next_side[side], n * n) && finite;
+  }
+  all = mfsdp__block_min(finite ? 1 : 0);
+  if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)all;
+}
+
+/* A thread's share of the squared norm of AdamW's direction. */
+static __device__ double mfsdp__share_of_adamw(const mfsdp_precondition_args *args,
+                                               const mfsdp__pre_constants *c, int64_t begin,
+                                               int64_t end) {
+  double sum = 0.0;
+  int64_t i;
+  for (i = begin + threadIdx.x; i < end; i += MFSDP__THREADS) {
+    const double m = __dmul_rn(c->first_moment, (double)args->next_exp_avg[i]);
+    const double v = __dmul_rn(c->second_moment, (double)args->next_exp_avg_sq[i]);
+    const double x = __ddiv_rn(m, __dadd_rn(__dsqrt_rn(v), args->graft_eps));
+    sum = __dadd_rn(sum, __dmul_rn(x, x));
+  }
+  return sum;
+}
+
+/* Squared norms of the direction and of what is grafted, in parts. */
+static __global__ void mfsdp__pre_norms_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args,
+                                               mfsdp__pre_scratch *scratch, int64_t parts) {
+  const int64_t count = args.item.count, length = mfsdp__part_count(count, parts);
+  int64_t p;
+  if (!mfsdp__live(failed)) return;
+  for (p = blockIdx.x; p < parts; p += gridDim.x) {
+    const int64_t begin = p * length < count ? p * length : count;
+    const int64_t end = count - begin < length ? count : begin + length;
+    const double direction = mfsdp__part_of_squares(args.direction, count, parts, p);
+    const double graft =
+        args.graft == MFSDP_GRAFT_SGD
+            ? mfsdp__part_of_squares(args.next_exp_avg, count, parts, p)
+            : mfsdp__block_sum(mfsdp__share_of_adamw(&args, &scratch->constants, begin, end));
+    if (threadIdx.x != 0) continue;
+    scratch->direction[p] = direction;
+    scratch->graft[p] = graft;
+  }
+}
+
+/* The factor of Shampoo's direction. */
+static __device__ double mfsdp__shampoo_size(const mfsdp_precondition_args *args,
+                                             const mfsdp__pre_scratch *scratch, int64_t parts) {
+  double direction = 0.0, graft = 0.0;
+  int64_t p;
+  if (args->graft == MFSDP_GRAFT_NONE) return scratch->constants.first_moment;
+  for (p = 0; p < parts; ++p) {
+    direction = __dadd_rn(direction, scratch->direction[p]);
+    graft = __dadd_rn(graft, scratch->graft[p]);
+  }
+  direction = __dsqrt_rn(direction);
+  graft = __dsqrt_rn(graft);
+  if (args->graft == MFSDP_GRAFT_SGD) graft = __dmul_rn(scratch->constants.first_moment, graft);
+  return direction > 0.0 ? __ddiv_rn(graft, direction) : 0.0;
+}
+
+static __global__ void mfsdp__pre_decide_kernel(const int64_t *failed,
+                                                const mfsdp_precondition_args args,
+                                                mfsdp__pre_scratch *scratch, int32_t found_count,
+                                                int64_t parts) {
+  mfsdp__pre_constants *c = &scratch->constants;
+  bool finite;
+  if (!mfsdp__live(failed)) return;
+  finite = mfsdp__all_found(scratch->found, found_count);
+  if (threadIdx.x != 0) return;
+  if (!mfsdp__pre_soap(&args))
+    c->step = (float)__dmul_rn(args.scalars->lr, mfsdp__shampoo_size(&args, scratch, parts));
+  c->commits = c->runs && finite && (c->first || mfsdp_f32_is_finite(c->step));
+}
+
+static __device__ void mfsdp__store_param(const mfsdp_fused_item *item, int64_t i, float value) {
+  if (item->param == NULL) return;
+  switch (item->param_dtype) {
+  case MFSDP_F32: mfsdp__narrow(value, (float *)item->param + i); break;
+  case MFSDP_F64: mfsdp__narrow(value, (double *)item->param + i); break;
+  case MFSDP_BF16: mfsdp__narrow(value, (mfsdp__bf16 *)item->param + i); break;
+  case MFSDP_F16: mfsdp__narrow(value, (mfsdp__f16 *)item->param + i); break;
+  }
+}
+
+static __device__ void mfsdp__pre_copy(float *to, const float *from, int64_t count) {
+  int64_t i;
+  for (i = mfsdp__first(); i < count; i += mfsdp__stride())
+    to[i] = from[i];
+}
+
+static __global__ void mfsdp__pre_store_kernel(const int64_t *failed,
+                                               const mfsdp_precondition_args args,
+                                               const mfsdp__pre_constants *constants) {
+  const mfsdp_fused_item *item = &args.item;
+  int64_t i;
+  int side;
+  if (!mfsdp__live(failed) || !constants->commits) return;
+  const mfsdp__pre_constants c = *constants;
+  for (i = mfsdp__first(); i < item->count && !c.first; i += mfsdp__stride()) {
+    const float w = __fmul_rn(
+        __fsub_rn(__fmul_rn(item->master[i], c.before), __fmul_rn(c.step, args.direction[i])),
+        c.after);
+    item->master[i] = w;
+    mfsdp__store_param(item, i, w);
+    item->state[MFSDP_STATE_EXP_AVG][i] = args.next_exp_avg[i];
+    if (item->state[MFSDP_STATE_EXP_AVG_SQ] != NULL)
+      item->state[MFSDP_STATE_EXP_AVG_SQ][i] = args.next_exp_avg_sq[i];
+  }
+  for (side = 0; side < 2; ++side) {
+    const int64_t n = mfsdp__pre_length(&args, side);
+    if (args.next_gram[side] == NULL) continue;
+    mfsdp__pre_copy(item->state[MFSDP_STATE_GRAM_LEFT + side], args.next_gram[side], n * n);
+    if (c.stores)
+      mfsdp__pre_copy(item->state[MFSDP_STATE_SIDE_LEFT + side], args.next_side[side], n * n);
+  }
+  /* A float counts to 2^24 and then stays there, where no correction is left. */
+  if (mfsdp__pre_soap(&args) && (!c.first || c.stores) && mfsdp__first() == 0)
+    *item->state[MFSDP_STATE_UPDATES] = __fadd_rn(*item->state[MFSDP_STATE_UPDATES], 1.0f);
+}
+
+static int mfsdp__pre_commit(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args,
+                             int64_t most) {
+  mfsdp__pre_scratch *scratch = mfsdp__pre_scratch_of(lane);
+  const mfsdp__pre_constants *constants = &scratch->constants;
+  const int64_t parts = mfsdp__parts_of(args->item.count, MFSDP__PARTS);
+  const dim3 look = mfsdp__finding_grid(lane, most / 4);
+  const int64_t *failed = lane->failed;
+  int error =
+      mfsdp__launch(lane, look, mfsdp__pre_look_kernel, failed, *args, constants, scratch->found);
+  if (error == 0 && args->op == MFSDP_SHAMPOO_COMMIT && args->graft != MFSDP_GRAFT_NONE)
+    error = mfsdp__launch(lane, mfsdp__grid(lane, parts * MFSDP__THREADS), mfsdp__pre_norms_kernel,
+                          failed, *args, scratch, parts);
+  if (error == 0)
+    error = mfsdp__launch(lane, dim3(1), mfsdp__pre_decide_kernel, failed, *args, scratch,
+                          (int32_t)look.x, parts);
+  if (error != 0) return error;
+  return mfsdp__launch(lane, mfsdp__grid(lane, most / 4), mfsdp__pre_store_kernel, failed, *args,
+                       constants);
+}
+
+static int mfsdp__precondition(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args) {
+  mfsdp__pre_constants *constants = &mfsdp__pre_scratch_of(lane)->constants;
+  const mfsdp__pre_constants *read = constants;
+  const int64_t n = mfsdp__pre_length(args, args->side), count = args->item.count;
+  const int64_t *failed = lane->failed;
+  int64_t most = count;
+  int side;
+  const int error = mfsdp__launch(lane, dim3(1), mfsdp__pre_begin_kernel, lane->failed, lane->note,
+                                  lane->number, *args, constants);
+  if (error != 0) return error;
+  for (side = 0; side < 2; ++side) {
+    const int64_t length = mfsdp__pre_length(args, side);
+    if (args->next_gram[side] != NULL && length * length > most) most = length * length;
+  }
+  switch (args->op) {
+  case MFSDP_SHAMPOO_PREPARE:
+  case MFSDP_SOAP_PREPARE:
+  case MFSDP_SOAP_MOMENTS:
+    return mfsdp__launch(lane, mfsdp__grid(lane, count), mfsdp__pre_moments_kernel, failed, *args,
+                         read);
+  case MFSDP_SHAMPOO_ROOTS:
+    return mfsdp__launch(lane, mfsdp__grid(lane, n * n), mfsdp__pre_roots_kernel, failed, *args);
+  case MFSDP_SHAMPOO_SCALE:
+    return mfsdp__launch(lane, mfsdp__grid(lane, n * MFSDP__THREADS), mfsdp__pre_scale_kernel,
+                         failed, *args, read);
+  case MFSDP_SOAP_SORT: return mfsdp__pre_sort(lane, args);
+  case MFSDP_SOAP_START:
+    return mfsdp__launch(lane, mfsdp__grid(lane, n * n), mfsdp__pre_start_kernel, failed, *args);
+  case MFSDP_SHAMPOO_COMMIT:
+  case MFSDP_SOAP_COMMIT: return mfsdp__pre_commit(lane, args, most);
+  }
+  return (int)cudaErrorInvalidValue;
+}
+
 /* ---- the table ---- */
 
 static int mfsdp__probe(void) {
@@ -1272,6 +1689,7 @@ extern "C" const mfsdp_cuda_kernels *mfsdp_cuda_kernels_v1(void) {
                                            mfsdp__tile_pointers,
                                            mfsdp__transpose,
                                            mfsdp__solve_begin,
-                                           mfsdp__solve_end};
+                                           mfsdp__solve_end,
+                                           mfsdp__precondition};
   return &table;
 }

@@ -141,6 +141,7 @@ typedef struct mfsdp_cuda_kernels {
   int (*solve_begin)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
   /* NaN where a was not finite; the lane fails where a wanted result has an info that is not 0. */
   int (*solve_end)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
+  int (*precondition)(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args);
 } mfsdp_cuda_kernels;
 
 #if defined(__cplusplus)

@@ -4,6 +4,7 @@
  * backend, precondition_test asks of it too.
  */
 #include "mfsdp/cuda/backend_cuda.h"
+#include "mfsdp/optimizer.h"
 
 #include "tests/cudasim/cudasim.h"
 #include "tests/support/backend_rig.h"
@@ -193,6 +194,52 @@ TEST(CudaDecompose, HostPointersAreNamedWhenAsked) {
   args.workspace = good.workspace->data() + 8;
   EXPECT_EQ(rig.ops->eigh(rig.self, rig.queue, &args), MFSDP_E_ARGUMENT);
   EXPECT_NE(std::string(rig.message()).find(", aligned"), std::string::npos) << rig.message();
+}
+
+/* Handles, workspaces and all else come with the first step. */
+TEST(CudaDecompose, StepsOfShampooAndSoapAllocateNothing) {
+  Rig rig(cuda_kind());
+  mfsdp_hyper_group groups[2] = {mfsdp_hyper_group_shampoo(), mfsdp_hyper_group_soap()};
+  groups[0].shampoo.update_every = groups[1].soap.update_every = 1;
+  Buffer<float> masters(&rig, Numbers(1).reals(64)), grads(&rig, Numbers(2).reals(64));
+  mfsdp_optimizer_tensor tensors[2];
+  std::memset(tensors, 0, sizeof(tensors));
+  for (int i = 0; i < 2; ++i) {
+    tensors[i].name = "w";
+    tensors[i].role = MFSDP_ROLE_MATRIX;
+    tensors[i].hyper_group = tensors[i].param = i;
+    tensors[i].rows = 5;
+    tensors[i].cols = 6;
+    tensors[i].count = 30;
+    tensors[i].master = masters.data() + 32 * i;
+    tensors[i].grad = grads.data() + 32 * i;
+  }
+  mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
+  desc.groups = groups;
+  desc.group_count = 2;
+  mfsdp_optimizer *optimizer = nullptr;
+  ASSERT_EQ(mfsdp_optimizer_create(&rig.context, rig.backend, &desc, tensors, 2, &optimizer),
+            MFSDP_OK)
+      << rig.message();
+  Buffer<mfsdp_step_scalars> scalars(&rig, 2);
+  std::size_t allocations = 0, nbytes = 0;
+  for (int64_t t = 1; t <= 4; ++t) {
+    mfsdp_step_scalars now = mfsdp_step_scalars_default(0.02, 0.1);
+    now.applied_steps = t;
+    scalars.write({now, now});
+    ASSERT_EQ(mfsdp_optimizer_step(&rig.context, optimizer, rig.queue, scalars.data(), nullptr),
+              MFSDP_OK)
+        << rig.message();
+    ASSERT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+    if (t == 1) {
+      allocations = cudasim::allocation_count();
+      nbytes = cudasim::device_nbytes();
+    }
+    EXPECT_EQ(cudasim::allocation_count(), allocations);
+    EXPECT_EQ(cudasim::device_nbytes(), nbytes);
+    EXPECT_EQ(cudasim::solver_handles(), 2);
+  }
+  mfsdp_optimizer_destroy(&rig.context, optimizer);
 }
 
 /* ---- every call fails once ---- */

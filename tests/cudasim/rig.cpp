@@ -50,6 +50,16 @@ mfsdp_status cuda_rig_transport_create(mfsdp_context *context, void *world, int3
                                        static_cast<mfsdp_cuda_backend *>(cuda), out);
 }
 
+bool cuda_rig_fail_solver(int64_t n) {
+#if defined(MFSDP_TEST_HARDWARE)
+  (void)n;
+  return false;
+#else
+  cudasim::fail_solver_at(n);
+  return true;
+#endif
+}
+
 std::string cuda_rig_complaints() {
 #if defined(MFSDP_TEST_HARDWARE)
   return "";

@@ -23,6 +23,9 @@ mfsdp_status cuda_rig_world_destroy(mfsdp_context *context, void *world);
 void cuda_rig_world_poison(void *world, const mfsdp_error *why);
 mfsdp_status cuda_rig_transport_create(mfsdp_context *context, void *world, int32_t rank,
                                        void *cuda, mfsdp_transport *out);
+/* Routine number n of cuSOLVER from now (0: the next one) fails on the device; n < 0: none. False on
+ * hardware, where that cannot be had. */
+bool cuda_rig_fail_solver(int64_t n);
 /* What the double found wrong; "" on hardware. */
 std::string cuda_rig_complaints();
 
