@@ -20,6 +20,7 @@
  * scripts export by hand: where they disagree with the Open MPI or MPICH that started the process,
  * that is an error. A variable that is there must be a number that makes sense; half a launcher is
  * an error that names the missing variable.
+ * Also: where rank 0 listens (MASTER_ADDR, MASTER_PORT), and which device of its host is a rank's.
  * Does not: find peers, or set anything. Link flags: none.
  */
 #ifndef MFSDP_POSIX_LAUNCH_H
@@ -161,6 +162,69 @@ MFSDP_API mfsdp_status mfsdp_launch_read(mfsdp_context *context, mfsdp_launch_ge
     MFSDP_TRY(mfsdp__launch_try(context, &launchers[i], get, user, &found, &launch));
   if (found && i == 1) MFSDP_TRY(mfsdp__launch_compare(context, get, user, &launch));
   *out = launch;
+  return MFSDP_OK;
+}
+
+/*
+ * Where rank 0 listens: MASTER_ADDR (into the environment, no copy) and MASTER_PORT. COMPLETE.
+ * E_ARGUMENT: one is not set and there are several ranks (this host is never assumed: ranks elsewhere
+ * would wait for nobody), or the port is not 1 to 65535. World 1 needs neither: NULL and 0.
+ */
+MFSDP_API mfsdp_status mfsdp_launch_meeting_point(mfsdp_context *context,
+                                                  const mfsdp_launch *launch,
+                                                  mfsdp_launch_getter get, void *user,
+                                                  const char **address, int32_t *port) {
+  const char *host, *number;
+  int32_t value = 0;
+  if (launch == NULL || address == NULL || port == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: launch, address or port is NULL");
+  *address = NULL;
+  *port = 0;
+  if (launch->world <= 1) return MFSDP_OK;
+  if (get == NULL) get = mfsdp__launch_getenv;
+  host = get(user, "MASTER_ADDR");
+  number = get(user, "MASTER_PORT");
+  if (host == NULL || host[0] == '\0' || number == NULL)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "launch: %s is not set and there are %d ranks; set MASTER_ADDR to the host of "
+        "rank 0 and MASTER_PORT to a free port there, on all ranks",
+        host == NULL || host[0] == '\0' ? "MASTER_ADDR" : "MASTER_PORT", (int)launch->world);
+  MFSDP_TRY(mfsdp__launch_number(context, "MASTER_PORT", number, &value));
+  if (value < 1 || value > 65535)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: MASTER_PORT is %d, needs 1 to 65535",
+                      (int)value);
+  *address = host;
+  *port = value;
+  return MFSDP_OK;
+}
+
+/*
+ * Which of device_count devices of this host is the rank's: that of its number on the host. COMPLETE.
+ * E_ARGUMENT: the launcher did not say the number and there are several ranks (two of one host would
+ * share device 0), or it has no device.
+ */
+MFSDP_API mfsdp_status mfsdp_launch_device(mfsdp_context *context, const mfsdp_launch *launch,
+                                           int32_t device_count, int32_t *device) {
+  if (launch == NULL || device == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: launch or device is NULL");
+  *device = 0;
+  if (device_count < 1)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: this host has no device");
+  if (launch->local_rank < 0 && launch->world <= 1) return MFSDP_OK;
+  if (launch->local_rank < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "launch: %s did not say which rank of its host rank %d is: two of one host "
+                      "would share a device; set LOCAL_RANK, or name the device",
+                      launch->launcher, (int)launch->rank);
+  if (launch->local_rank >= device_count)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "launch: rank %d is number %d on its host, which has %d device%s; start fewer "
+        "ranks there, or name the device",
+        (int)launch->rank, (int)launch->local_rank, (int)device_count,
+        device_count == 1 ? "" : "s");
+  *device = launch->local_rank;
   return MFSDP_OK;
 }
 

@@ -143,6 +143,10 @@ fails fail-poison MFSDP_E_IO "the test's own reason" '0 1 2 3'
 fails fail-length MFSDP_E_MISMATCH 'rank [01] sends a .*message' '0 1 2 3'
 fails fail-check MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
 
+# Fault f2: what a killed job has left behind does not stop the same job from starting again.
+run 4 $check_program whole
+check 'the same job again, after one was killed' "$(cat "$work/out")" 'ok whole on 4 ranks'
+
 # ---- a rank of a real training that fails in each phase ----
 # The three ways of a phase run side by side: they mostly wait. The stopped one has queues with threads
 # of their own. Each line gets the time it came at.

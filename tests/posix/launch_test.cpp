@@ -123,6 +123,68 @@ TEST(Launch, ErrorsNameTheVariable) {
   expect_error(with(kSrun, {{"SLURM_LOCALID", "?"}}), "SLURM_LOCALID is \"?\"");
 }
 
+/* Calls with a context; "" or what is wrong. */
+template <typename Function> std::string message_of(const Function &function) {
+  mfsdp_context context;
+  const mfsdp_context_desc desc = mfsdp_context_desc_default();
+  EXPECT_EQ(mfsdp_context_init(&context, &desc), MFSDP_OK);
+  const mfsdp_status status = function(&context);
+  const std::string message = status == MFSDP_OK ? "" : mfsdp_context_error(&context)->message;
+  EXPECT_TRUE(status == MFSDP_OK || status == MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_context_destroy(&context), MFSDP_OK);
+  return message;
+}
+
+/* Fault f1: without MASTER_ADDR every host took itself for the meeting point. */
+TEST(Launch, RanksMeetWhereTheyWereToldAndNowhereElse) {
+  const char *address;
+  int32_t port;
+  const auto ask = [&](Environment environment) {
+    return message_of([&](mfsdp_context *context) {
+      mfsdp_launch launch;
+      MFSDP_TRY(mfsdp_launch_read(context, look_up, &environment, &launch));
+      MFSDP_TRY(
+          mfsdp_launch_meeting_point(context, &launch, look_up, &environment, &address, &port));
+      EXPECT_EQ(address == nullptr ? "" : std::string(address), environment["MASTER_ADDR"]);
+      return MFSDP_OK;
+    });
+  };
+  const Environment two = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  EXPECT_EQ(ask(with(two, {{"MASTER_ADDR", "node3"}, {"MASTER_PORT", "29500"}})), "");
+  EXPECT_EQ(port, 29500);
+  EXPECT_NE(ask(two).find("MASTER_ADDR is not set and there are 2 ranks"), std::string::npos);
+  EXPECT_EQ(address, nullptr);
+  EXPECT_NE(ask(with(two, {{"MASTER_ADDR", ""}, {"MASTER_PORT", "1"}})).find("MASTER_ADDR"),
+            std::string::npos);
+  EXPECT_NE(ask(with(two, {{"MASTER_ADDR", "node3"}})).find("MASTER_PORT is not set"),
+            std::string::npos);
+  for (const char *text : {"0", "65536", "x", "-1", ""})
+    EXPECT_NE(ask(with(two, {{"MASTER_ADDR", "node3"}, {"MASTER_PORT", text}})).find("MASTER_PORT"),
+              std::string::npos)
+        << text;
+  EXPECT_EQ(ask({}), ""); /* one rank meets nobody */
+}
+
+/* Fault f5: two ranks of a host took device 0. */
+TEST(Launch, ADeviceIsOneRanks) {
+  int32_t device;
+  const auto ask = [&](Environment environment, int32_t count) {
+    return message_of([&](mfsdp_context *context) {
+      mfsdp_launch launch;
+      MFSDP_TRY(mfsdp_launch_read(context, look_up, &environment, &launch));
+      return mfsdp_launch_device(context, &launch, count, &device);
+    });
+  };
+  EXPECT_EQ(ask(kTorchrun, 8), "");
+  EXPECT_EQ(device, std::stoi(kTorchrun.at("LOCAL_RANK")));
+  EXPECT_EQ(ask({}, 1), "");
+  EXPECT_EQ(device, 0);
+  EXPECT_NE(ask({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, 8).find("set LOCAL_RANK"), std::string::npos);
+  EXPECT_NE(ask(with(kTorchrun, {{"LOCAL_RANK", "3"}}), 2).find("which has 2 devices"),
+            std::string::npos);
+  EXPECT_NE(ask({}, 0).find("no device"), std::string::npos);
+}
+
 TEST(Launch, TheEnvironmentItself) {
   mfsdp_context context;
   mfsdp_launch launch;
