@@ -9,9 +9,9 @@
  * for sides up to 30,000.
  *
  * cuSOLVER counts by columns, and so works in place on what backend.h says by rows. It cannot be told on
- * the device to leave work out: kernels before it put zeros in place of what is not wanted or not finite,
- * and kernels behind it write the NaN and read the info, so that the host need not. Its handles have
- * memory of their own, so each queue that decomposes gets one, with its first decomposition.
+ * the device to leave work out: kernels before it put zeros in place of what is not wanted or not finite
+ * and scale the rest by a power of two, since it does not promise to; kernels behind it write the NaN and
+ * read the info, so that the host need not. Its handles have memory of their own, so each queue that decomposes gets one, with its first decomposition.
  *
  * Does not: run in a CUDA graph (E_UNSUPPORTED: cuSOLVER does not promise it); keep cuSOLVER from waiting
  * for its own work inside a call, of which its documentation says nothing.

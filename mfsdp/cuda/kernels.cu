@@ -1151,13 +1151,13 @@ static dim3 mfsdp__finding_grid(const mfsdp_cuda_lane *lane, int64_t work) {
   return grid;
 }
 
-/* Whether all blocks of a launch found their part good; the same for all threads. */
-static __device__ bool mfsdp__all_found(const int32_t *found, int32_t count) {
-  int64_t least = 1;
+/* The least that the blocks of a launch found; the same for all threads. */
+static __device__ int64_t mfsdp__least_found(const int32_t *found, int32_t count) {
+  int64_t least = INT64_MAX;
   int32_t i;
   for (i = (int32_t)threadIdx.x; i < count; i += MFSDP__THREADS)
     if (found[i] < least) least = found[i];
-  return mfsdp__block_min(least) != 0;
+  return mfsdp__block_min(least);
 }
 
 static __device__ inline bool mfsdp__wanted(const mfsdp_when *when) {
@@ -1167,35 +1167,60 @@ static __device__ inline bool mfsdp__wanted(const mfsdp_when *when) {
 /* MFSDP_CUDA_SOLVE_STATE */
 enum { MFSDP__SOLVE_IDLE = 0, MFSDP__SOLVE_WANTED, MFSDP__SOLVE_NOT_FINITE };
 
+/* Found: 255 less the largest exponent's bits, so that 0 is a number that is not finite. */
+#define MFSDP__EXPONENT_END 255
+
+static __device__ inline int32_t mfsdp__exponent_bits(float x) {
+  return (int32_t)(mfsdp_bits_from_f32(x) >> 23) & MFSDP__EXPONENT_END;
+}
+
+/* Exponent bits of the power of two that brings the largest number close to 1. It and its inverse are
+ * normal numbers, so that nothing but what vanishes beside the largest number is rounded. */
+static __device__ inline int32_t mfsdp__solve_scale(int64_t found) {
+  const int32_t bits = (int32_t)found - 1;
+  return bits < 1 ? 1 : bits > MFSDP__EXPONENT_END - 2 ? MFSDP__EXPONENT_END - 2 : bits;
+}
+
+static __device__ inline float mfsdp__power_of_two(int32_t exponent_bits) {
+  return mfsdp_f32_from_bits((uint32_t)exponent_bits << 23);
+}
+
 static __global__ void mfsdp__solve_check_kernel(const int64_t *failed,
                                                  const mfsdp_cuda_solve solve, int32_t *found) {
   const int64_t n = solve.a.rows;
-  int64_t finite = 1, row, col;
+  int64_t least = MFSDP__EXPONENT_END, row, col;
   if (!mfsdp__live(failed)) return;
   for (row = blockIdx.x; row < n; row += gridDim.x) {
     const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
-    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
-      if (!mfsdp_f32_is_finite(a[col])) finite = 0;
+    for (col = threadIdx.x; col < n; col += MFSDP__THREADS) {
+      const int32_t rest = MFSDP__EXPONENT_END - mfsdp__exponent_bits(a[col]);
+      least = rest < least ? rest : least;
+    }
   }
-  finite = mfsdp__block_min(finite);
-  if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)finite;
+  least = mfsdp__block_min(least);
+  if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)least;
 }
 
 static __global__ void mfsdp__solve_copy_kernel(const int64_t *failed, const mfsdp_cuda_solve solve,
                                                 const int32_t *found, int32_t found_count) {
   const int64_t n = solve.a.rows;
   int32_t state = MFSDP__SOLVE_IDLE; /* behind a failure: what is found there was not written */
-  int64_t row, col;
-  if (mfsdp__live(failed) && mfsdp__wanted(&solve.when))
-    state = mfsdp__all_found(found, found_count) ? MFSDP__SOLVE_WANTED : MFSDP__SOLVE_NOT_FINITE;
+  int64_t least = 1, row, col;
+  float factor;
+  if (mfsdp__live(failed) && mfsdp__wanted(&solve.when)) {
+    least = mfsdp__least_found(found, found_count);
+    state = least != 0 ? MFSDP__SOLVE_WANTED : MFSDP__SOLVE_NOT_FINITE;
+  }
+  factor = mfsdp__power_of_two(mfsdp__solve_scale(least));
   for (row = blockIdx.x; row < n; row += gridDim.x) {
     const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
     float *to = (float *)solve.to.data + row * solve.to.row_stride;
     for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
-      to[col] = state == MFSDP__SOLVE_WANTED ? a[col] : 0.0f;
+      to[col] = state == MFSDP__SOLVE_WANTED ? __fmul_rn(a[col], factor) : 0.0f;
   }
   if (mfsdp__first() == 0) {
     solve.words[MFSDP_CUDA_SOLVE_STATE] = state;
+    solve.words[MFSDP_CUDA_SOLVE_SCALE] = mfsdp__solve_scale(least);
     solve.words[MFSDP_CUDA_SOLVE_FIRST_INFO] = solve.words[MFSDP_CUDA_SOLVE_SECOND_INFO] = 0;
   }
 }
@@ -1210,18 +1235,21 @@ static int mfsdp__solve_begin(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solv
                        (const int32_t *)found, (int32_t)grid.x);
 }
 
-static __global__ void mfsdp__solve_nan_kernel(const int64_t *failed,
-                                               const mfsdp_cuda_solve solve) {
+static __global__ void mfsdp__solve_finish_kernel(const int64_t *failed,
+                                                  const mfsdp_cuda_solve solve) {
   const float nan = mfsdp_f32_from_bits(UINT32_C(0x7fc00000));
+  const int32_t state = solve.words[MFSDP_CUDA_SOLVE_STATE];
+  const float back =
+      mfsdp__power_of_two(MFSDP__EXPONENT_END - 1 - solve.words[MFSDP_CUDA_SOLVE_SCALE]);
   const int64_t n = solve.to.rows;
   int64_t row, col;
-  if (!mfsdp__live(failed) || solve.words[MFSDP_CUDA_SOLVE_STATE] != MFSDP__SOLVE_NOT_FINITE)
-    return;
+  if (!mfsdp__live(failed) || state == MFSDP__SOLVE_IDLE) return;
   for (row = blockIdx.x; row < n; row += gridDim.x) {
     float *to = (float *)solve.to.data + row * solve.to.row_stride;
-    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
+    for (col = threadIdx.x; col < n && state == MFSDP__SOLVE_NOT_FINITE; col += MFSDP__THREADS)
       to[col] = nan;
-    if (solve.values != NULL && threadIdx.x == 0) solve.values[row] = nan;
+    if (solve.values != NULL && threadIdx.x == 0)
+      solve.values[row] = state == MFSDP__SOLVE_WANTED ? __fmul_rn(solve.values[row], back) : nan;
   }
 }
 
@@ -1238,8 +1266,9 @@ static __global__ void mfsdp__solve_info_kernel(int64_t *failed, mfsdp_cuda_note
 }
 
 static int mfsdp__solve_end(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve) {
-  const int error = mfsdp__launch(lane, mfsdp__grid(lane, solve->to.rows * MFSDP__THREADS),
-                                  mfsdp__solve_nan_kernel, (const int64_t *)lane->failed, *solve);
+  const int error =
+      mfsdp__launch(lane, mfsdp__grid(lane, solve->to.rows * MFSDP__THREADS),
+                    mfsdp__solve_finish_kernel, (const int64_t *)lane->failed, *solve);
   if (error != 0) return error;
   return mfsdp__launch(lane, dim3(1), mfsdp__solve_info_kernel, lane->failed, lane->note,
                        lane->number, *solve);
@@ -1555,7 +1584,7 @@ static __global__ void mfsdp__pre_decide_kernel(const int64_t *failed,
   mfsdp__pre_constants *c = &scratch->constants;
   bool finite;
   if (!mfsdp__live(failed)) return;
-  finite = mfsdp__all_found(scratch->found, found_count);
+  finite = mfsdp__least_found(scratch->found, found_count) != 0;
   if (threadIdx.x != 0) return;
   if (!mfsdp__pre_soap(&args))
     c->step = (float)__dmul_rn(args.scalars->lr, mfsdp__shampoo_size(&args, scratch, parts));

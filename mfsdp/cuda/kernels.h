@@ -79,9 +79,11 @@ typedef struct mfsdp_cuda_lane {
   int32_t block_limit;   /* blocks that fill the device */
 } mfsdp_cuda_lane;
 
-/* Words of a decomposition: what is to become of its result, and the infos of cuSOLVER's routines. */
+/* Words of a decomposition: what is to become of its result, the power of two that its input was scaled
+ * by, and the infos of cuSOLVER's routines. */
 enum {
   MFSDP_CUDA_SOLVE_STATE = 0,
+  MFSDP_CUDA_SOLVE_SCALE,
   MFSDP_CUDA_SOLVE_FIRST_INFO,
   MFSDP_CUDA_SOLVE_SECOND_INFO,
   MFSDP_CUDA_SOLVE_WORDS
@@ -136,10 +138,10 @@ typedef struct mfsdp_cuda_kernels {
   /* to[cols][rows] = from[rows][cols], elements of 2 or 4 bytes; no overlap. */
   int (*transpose)(const mfsdp_cuda_lane *lane, void *to, int64_t to_stride, const void *from,
                    int64_t from_stride, int64_t rows, int64_t cols, int32_t element_nbytes);
-  /* to = a; zeros, which any routine can work on, where the result is not wanted, a is not finite or the
+  /* to = a times a power of two, close to 1, for a routine may square numbers; zeros, which any routine can work on, where the result is not wanted, a is not finite or the
    * queue has failed. */
   int (*solve_begin)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
-  /* NaN where a was not finite; the lane fails where a wanted result has an info that is not 0. */
+  /* Values scaled back; NaN where a was not finite; the lane fails where a wanted result has an info that is not 0. */
   int (*solve_end)(const mfsdp_cuda_lane *lane, const mfsdp_cuda_solve *solve);
   int (*precondition)(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args);
 } mfsdp_cuda_kernels;

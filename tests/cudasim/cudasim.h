@@ -22,8 +22,9 @@
  * - Host functions run one at a time in the whole process, without access to device memory, and may
  *   call nothing of CUDA.
  * - cuBLAS is column-major, and strict: leading dimensions, and every matrix inside its allocation.
- * - cuSOLVER too, and about workspaces, which it overwrites. It reads one triangle, refuses numbers that
- *   are not finite and streams that are captured, and computes in double.
+ * - cuSOLVER too, and about workspaces, which it overwrites. It reads one triangle, complains of numbers
+ *   that are not finite, very large or very small and of streams that are captured, and computes in
+ *   double.
  */
 #ifndef MFSDP_TESTS_CUDASIM_CUDASIM_H
 #define MFSDP_TESTS_CUDASIM_CUDASIM_H

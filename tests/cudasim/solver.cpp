@@ -86,12 +86,18 @@ CUDASIM_UNWATCHED bool diagonalize(double *a, double *v, int64_t n) {
   return false;
 }
 
-bool all_finite(const char *what, const std::vector<double> &x) {
-  for (const double value : x)
+/* No word of the documentation says that numbers are scaled before they are squared, in floats. */
+bool bearable(const char *what, const std::vector<double> &x) {
+  double most = 0.0;
+  for (const double value : x) {
     if (!std::isfinite(value)) {
       complain(std::string(what) + ": numbers that are not finite");
       return false;
     }
+    most = std::max(most, std::fabs(value));
+  }
+  if (most > 1e12 || (most > 0.0 && most < 1e-12))
+    complain(std::string(what) + ": numbers whose squares may leave a float");
   return true;
 }
 
@@ -103,7 +109,7 @@ void syevd(int64_t n, float *a, int64_t lda, float *values, int *info) {
     for (int64_t i = j; i < n; ++i)
       square[static_cast<std::size_t>(j * n + i)] = square[static_cast<std::size_t>(i * n + j)] =
           static_cast<double>(a[j * lda + i]);
-  if (!all_finite("cusolverDnSsyevd", square) || !diagonalize(square.data(), vectors.data(), n)) {
+  if (!bearable("cusolverDnSsyevd", square) || !diagonalize(square.data(), vectors.data(), n)) {
     *info = static_cast<int>(n);
     return;
   }
@@ -168,7 +174,7 @@ double reflection_of(double *x, int64_t count) {
 void geqrf(int64_t m, int64_t n, float *a, int64_t lda, float *factors, int *info) {
   Columns x(m, n, a, lda);
   *info = 0;
-  if (!all_finite("cusolverDnSgeqrf", x.data)) return;
+  if (!bearable("cusolverDnSgeqrf", x.data)) return;
   for (int64_t k = 0; k < std::min(m, n); ++k) {
     const double tau = reflection_of(x.at(k) + k, m - k);
     for (int64_t j = k + 1; j < n; ++j)
