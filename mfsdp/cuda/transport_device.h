@@ -18,7 +18,7 @@
  * calling thread until its peers have come to the same batches, but never for the device. In stream
  * order: a copy starts behind what its sender had submitted before the batch, and what a rank submits
  * after the batch starts behind all copies from its buffers. Batches of two ranks need not line up.
- * Nothing is allocated after create and reserve.
+ * Nothing is allocated after create and reserve, and nothing synchronizes unless a call of CUDA fails.
  *
  * Failure: a size or check word that differs, a peer that has left, a wait without progress for
  * deadline_us, a call of CUDA that failed, or `poison` end the world: every submit that waits returns
@@ -152,30 +152,46 @@ MFSDP_API mfsdp_status mfsdp__device_match(const mfsdp_device_world *world, cons
   return MFSDP_OK;
 }
 
-/* `count` messages of `peer` into this rank's stream, between the two events that order them with
- * the peer's. Their sender waits meanwhile, so that its tables and events are there. */
+/* `count` messages of `peer` into this rank's stream, behind what the peer had submitted.
+ * *enqueued = 1 as soon as there is a copy. */
 MFSDP_API mfsdp_status mfsdp__device_copy(mfsdp__device_transport *t, mfsdp_context *context,
                                           cudaStream_t stream, int32_t peer, int32_t count,
                                           const mfsdp__device_xfer *sent,
-                                          const mfsdp__device_xfer *received, mfsdp_error *why) {
+                                          const mfsdp__device_xfer *received, int *enqueued,
+                                          mfsdp_error *why) {
   const mfsdp__device_transport *from = t->world->slots[peer].transport;
   int32_t i;
-  int ordered = 0;
+  *enqueued = 0;
   for (i = 0; i < count; ++i, sent = sent->next, received = received->next) {
     MFSDP_TRY(mfsdp__device_match(t->world, sent->x, received->x, why));
     if (sent->x->nbytes == 0) continue;
-    if (!ordered)
+    if (!*enqueued)
       MFSDP_TRY(mfsdp__cuda_check(context, cudaStreamWaitEvent(stream, from->ready, 0),
                                   "cudaStreamWaitEvent"));
-    ordered = 1;
     MFSDP_TRY(mfsdp__cuda_check(context,
                                 cudaMemcpyAsync(received->x->dst, sent->x->src, sent->x->nbytes,
                                                 cudaMemcpyDeviceToDevice, stream),
                                 "cudaMemcpyAsync"));
+    *enqueued = 1;
   }
-  if (!ordered) return MFSDP_OK;
-  return mfsdp__cuda_check(context, cudaEventRecord(from->read[t->rank], stream),
-                           "cudaEventRecord");
+  return MFSDP_OK;
+}
+
+/* The same between the two events that order it with the peer's stream, whatever fails. The peer waits
+ * meanwhile, so that its tables and events are there. */
+MFSDP_API mfsdp_status mfsdp__device_receive(mfsdp__device_transport *t, mfsdp_context *context,
+                                             cudaStream_t stream, int32_t peer, int32_t count,
+                                             const mfsdp__device_xfer *sent,
+                                             const mfsdp__device_xfer *received, mfsdp_error *why) {
+  int enqueued;
+  const mfsdp_status status =
+      mfsdp__device_copy(t, context, stream, peer, count, sent, received, &enqueued, why);
+  cudaError_t error;
+  if (!enqueued) return status;
+  error = cudaEventRecord(t->world->slots[peer].transport->read[t->rank], stream);
+  if (error == cudaSuccess) return status;
+  (void)cudaStreamSynchronize(stream); /* nobody else can tell the peer when its buffer is free */
+  return status != MFSDP_OK ? status : mfsdp__cuda_fail(context, error, "cudaEventRecord");
 }
 
 /* Makes *why the world's error unless it has one: what another rank said first stays. */
@@ -203,7 +219,7 @@ MFSDP_API mfsdp_status mfsdp__device_serve(mfsdp__device_transport *t, mfsdp_con
     if (count > 0) {
       mfsdp_status status;
       mfsdp_mutex_unlock(&world->mutex);
-      status = mfsdp__device_copy(t, context, stream, peer, count, sent, received, why);
+      status = mfsdp__device_receive(t, context, stream, peer, count, sent, received, why);
       mfsdp_mutex_lock(&world->mutex);
       if (status != MFSDP_OK)
         mfsdp__device_end(t, context, status, why); /* before its sender
@@ -266,15 +282,22 @@ MFSDP_API mfsdp_status mfsdp__device_progress(mfsdp__device_transport *t, mfsdp_
   }
 }
 
-/* What is submitted to `stream` from now on comes behind the copies from this batch's buffers. */
+/* What is submitted to `stream` from now on comes behind the copies from this batch's buffers; where
+ * the stream cannot wait for them, the host does. */
 MFSDP_API mfsdp_status mfsdp__device_settle(mfsdp__device_transport *t, mfsdp_context *context,
                                             cudaStream_t stream) {
+  mfsdp_status status = MFSDP_OK;
   int32_t r;
-  for (r = 0; r < t->world->desc.world; ++r)
-    if (t->sends_to[r])
-      MFSDP_TRY(mfsdp__cuda_check(context, cudaStreamWaitEvent(stream, t->read[r], 0),
-                                  "cudaStreamWaitEvent"));
-  return MFSDP_OK;
+  for (r = 0; r < t->world->desc.world; ++r) {
+    cudaError_t error;
+    if (!t->sends_to[r]) continue;
+    error = cudaStreamWaitEvent(stream, t->read[r], 0);
+    if (error == cudaSuccess) continue;
+    while (cudaEventQuery(t->read[r]) == cudaErrorNotReady)
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + MFSDP__CUDA_LAST_SLEEP_US);
+    status = mfsdp__cuda_fail(context, error, "cudaStreamWaitEvent");
+  }
+  return status;
 }
 
 /* The batch of a rank that has entered it. A failure is the world's when this returns. */

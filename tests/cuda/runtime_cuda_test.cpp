@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The runtime over the CUDA backend on the host double: thread ranks that share one device through
+ * device copies, against the oracle bit for bit (DESIGN, "Proof"). The oracle takes its products and
+ * sums of squares from one rank's CUDA backend, so that equality says: whatever the ranks.
+ */
+#include "tests/runtime/runtime_rig.h"
+
+#include <atomic>
+
+namespace {
+
+using test::Expected;
+using test::Job;
+using test::Rank;
+using test::RanksResult;
+using test::run_job;
+using test::Trainer;
+
+const int64_t kSteps = MFSDP_TEST_SANITIZER ? 2 : 3;
+
+struct Shape {
+  int32_t world, micro_batches;
+};
+
+Job cuda_job(Job job) {
+  job.cuda = true;
+  return job;
+}
+
+void expect_equal(const Job &job, const std::vector<Shape> &shapes, int64_t steps = kSteps) {
+  const int64_t blocks = shapes[0].world * shapes[0].micro_batches;
+  const Expected expected(job, blocks, steps);
+  for (const Shape &s : shapes) {
+    ASSERT_EQ(s.world * s.micro_batches, blocks);
+    EXPECT_EQ(run_job(job, s.world, s.micro_batches, expected), "");
+  }
+}
+
+TEST(RuntimeCuda, EveryShapeOfEightBlocks) {
+  for (const double clip : {0.0, 1.5}) {
+    Job job = cuda_job(test::mixed_job());
+    job.options.clip_norm = clip;
+    if (MFSDP_TEST_SANITIZER && clip == 0.0) continue;
+    expect_equal(job, {{1, 8}, {2, 4}, {4, 2}, {8, 1}});
+  }
+}
+
+TEST(RuntimeCuda, WorldsThatDivideNothing) {
+  const Job job = cuda_job(test::mixed_job());
+  expect_equal(job, {{3, 1}, {1, 3}});
+  if (!MFSDP_TEST_SANITIZER) expect_equal(job, {{7, 1}, {1, 7}});
+}
+
+/* The caller's queue: nothing but events between gathers, backward, reductions and updates. */
+TEST(RuntimeCuda, AComputeQueueOfTheCaller) {
+  Job job = cuda_job(test::mixed_job());
+  job.on_queue = true;
+  expect_equal(job, {{4, 2}, {2, 4}});
+}
+
+/* Gathers run ahead, slots are reused, parameters are kept through backward. */
+TEST(RuntimeCuda, Prefetch) {
+  for (const int32_t depth : {1, 2})
+    for (const bool keep : {false, true}) {
+      Job job = cuda_job(test::mixed_job());
+      job.on_queue = true;
+      job.active_units = keep ? 6 : 4;
+      job.active_grads = 2;
+      job.debug_poison = 1;
+      job.debug_check = 1;
+      job.tune = [depth, keep](mfsdp_runtime_desc *desc) {
+        desc->prefetch_depth = depth;
+        desc->reshard_after_forward = keep ? 0 : 1;
+      };
+      if (MFSDP_TEST_SANITIZER && depth == 1) continue;
+      expect_equal(job, {{4, 2}, {2, 4}}, 2);
+    }
+}
+
+TEST(RuntimeCuda, NarrowDtypes) {
+  Job job = cuda_job(test::mixed_job());
+  job.on_queue = true;
+  test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+  expect_equal(job, {{4, 1}, {2, 2}, {1, 4}}, 2);
+}
+
+/* Equality of results that never depend on the ranks' arithmetic would prove little: another order of
+ * terms shows. */
+TEST(RuntimeCuda, SeesTheOrderOfTerms) {
+  Job job = cuda_job(test::mixed_job()), other = job;
+  const Expected expected(job, 4, 1);
+  other.options.chains = [](int32_t, int64_t blocks) {
+    std::vector<std::vector<int64_t>> chains(1);
+    for (int64_t b = blocks; b-- > 0;)
+      chains[0].push_back(b);
+    return chains;
+  };
+  const Expected backwards(other, 4, 1);
+  EXPECT_NE(run_job(job, 4, 1, backwards), "");
+  EXPECT_EQ(run_job(job, 4, 1, expected), "");
+}
+
+TEST(RuntimeCuda, ASkippedStepTouchesNothing) {
+  Job job = cuda_job(test::mixed_job());
+  job.on_queue = true;
+  job.script.sample = [](int64_t step, int64_t block, int32_t use) {
+    return step == 1 && block == 2 && use == 3 ? ref::Sample::kInf : ref::Sample::kPresent;
+  };
+  expect_equal(job, {{4, 1}, {2, 2}}, 3);
+}
+
+/* A rank stalls, or leaves, in the middle of a step: all others say so, and nothing is left behind. */
+TEST(RuntimeCuda, ARankThatStallsOrLeavesIsNamed) {
+  for (const bool leaves : {false, true}) {
+    const Job job = cuda_job(test::small_job());
+    test::RanksOptions options = test::ranks_of(job, 3);
+    options.world.deadline_us = leaves ? 20 * 1000000 : 500000;
+    const int64_t start_us = mfsdp_clock_us();
+    const RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+      Trainer t(&rank, &job, 1);
+      MFSDP_TRY(t.create());
+      MFSDP_TRY(t.step(0));
+      MFSDP_TRY(t.begin(1));
+      if (rank.rank == 1) {
+        if (!leaves) mfsdp_clock_sleep_until(mfsdp_clock_us() + 1500000);
+        return leaves ? t.destroy() : mfsdp_unit_acquire(t.runtime, 0, MFSDP_USE_FORWARD);
+      }
+      const mfsdp_status status = t.micro_batch(1, 0);
+      const mfsdp_error first = *mfsdp_context_error(&rank.context);
+      (void)t.destroy();
+      return status == MFSDP_OK ? status : mfsdp_context_take_error(&rank.context, &first);
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, 15 * 1000000) << "at once, or at the deadline";
+    for (std::size_t r = 0; r < 3; r += 2) {
+      EXPECT_EQ(result[r].status, leaves ? MFSDP_E_PEER : MFSDP_E_TIMEOUT) << result.text();
+      EXPECT_EQ(result[r].error.culprit, 1) << result.text();
+    }
+  }
+}
+
+} // namespace
