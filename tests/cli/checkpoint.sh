@@ -5,17 +5,12 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 program=${TRAIN_GPT:-build/examples/train_gpt}
-work=$(mktemp -d) || exit 1
+suite=checkpoint
+. tests/cli/lib.sh
 full= # a file system of our own, if there is one
 trap '[ -z "$full" ] || umount "$full"; rm -rf "$work"' EXIT
 
-ok() { echo "ok checkpoint: $1"; }
-bad() { echo "not ok checkpoint: $1${2:+ ($2)}"; }
-check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
-field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
-
-i=0
-while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+write_text "$work/text"
 small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 6"
 # Muon with fp32; tied weights with bf16 (masters of their own); AdamW alone with f16 and loss scaling.
 family() {

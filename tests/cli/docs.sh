@@ -5,12 +5,10 @@
 # make targets, programs and tests that are named exist.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+suite=docs
+. tests/cli/lib.sh
 CC=${CC:-gcc} CXX=${CXX:-g++}
 
-ok() { echo "ok docs: $1"; }
-bad() { echo "not ok docs: $1${2:+ ($2)}"; }
 # The words of standard input are names of one kind; `exists NAME` judges each. At least AT_LEAST.
 all_exist() { # KIND AT_LEAST
   count=0 missing=''

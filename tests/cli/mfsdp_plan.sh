@@ -5,12 +5,9 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 program=build/examples/mfsdp-plan
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+suite=mfsdp-plan
+. tests/cli/lib.sh
 
-ok() { echo "ok mfsdp-plan: $1"; }
-bad() { echo "not ok mfsdp-plan: $1${2:+ ($2)}"; }
-check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
 has() { if grep -q -e "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -n 3 "$3" | tr '\n' '|')"; fi; }
 
 # A safetensors file: header length in 8 little-endian bytes, the header, NBYTES zeros.

@@ -7,13 +7,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 check_program=build/release/tests/mpi/mpi_check
 program=build/examples/train_gpt
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-
-ok() { echo "ok mpi: $1"; }
-bad() { echo "not ok mpi: $1${2:+ ($2)}"; }
-check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
-field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
+suite=mpi
+. tests/cli/lib.sh
 
 if [ ! -x $check_program ] || ! command -v mpirun >/dev/null 2>&1; then
   why=$(sed -n 's/^MPI  *off *//p' build/release/config.log 2>/dev/null)
@@ -50,8 +45,7 @@ for ranks in 1 2 3 4 7 8; do
 done
 
 # ---- train_gpt: the same bits as threads, for every split of eight sample blocks ----
-i=0
-while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+write_text "$work/text"
 small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 4 --clip 0.5"
 same_as_threads() { # NAME OPTIONS...
   name=$1

@@ -6,10 +6,9 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 check_program=build/release/tests/mpi/mpi_check
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+suite=hosts
+. tests/cli/lib.sh
 
-ok() { echo "ok hosts: $1"; }
 bad() { echo "not ok hosts: $1 ($2)"; head -n 20 "$work/err"; }
 
 if [ ! -x $check_program ]; then

@@ -5,17 +5,10 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 program=build/examples/train_gpt
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+suite=train_gpt
+. tests/cli/lib.sh
 
-ok() { echo "ok train_gpt: $1"; }
-bad() { echo "not ok train_gpt: $1${2:+ ($2)}"; }
-check() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "got '$2', needs '$3'"; fi; }
-field() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$1"; }
-
-# Bytes that can be learned: a fixed sentence, numbered.
-i=0
-while [ $i -lt 400 ]; do echo "$i the quick brown fox jumps over the lazy dog"; i=$((i + 1)); done >"$work/text"
+write_text "$work/text"
 small="--data $work/text --layers 2 --dim 32 --heads 2 --context 32 --batch 2 --steps 4"
 
 # ---- every split of eight sample blocks gives the same bits ----
