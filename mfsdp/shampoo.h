@@ -29,7 +29,7 @@
  * A step is prepare (candidates of everything into the workspace; the state is only read) and commit
  * (one predicated pass). It needs the backend's eigh (E_UNSUPPORTED else, with what to install).
  * Does not: know ranks, allocate or wait; precondition vectors: they are AdamW's.
- * Link flags: -lm; on the host backend -llapacke.
+ * Link flags: -lm; on the host backend -llapacke, on the CUDA backend -lcusolver.
  */
 #ifndef MFSDP_SHAMPOO_H
 #define MFSDP_SHAMPOO_H

@@ -31,7 +31,7 @@
  * A step is prepare (candidates of everything into the workspace; the state is only read) and commit
  * (one predicated pass). It needs the backend's eigh and qr (E_UNSUPPORTED else, with what to install).
  * Does not: know ranks, allocate or wait; precondition vectors: they are AdamW's; merge dimensions.
- * Link flags: -lm; on the host backend -llapacke.
+ * Link flags: -lm; on the host backend -llapacke, on the CUDA backend -lcusolver.
  */
 #ifndef MFSDP_SOAP_H
 #define MFSDP_SOAP_H
