@@ -407,6 +407,15 @@ static void check_bad_input(peer *p) {
   mfsdp_batch batch = mfsdp_batch_default();
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
   mfsdp_mpi_world *world = (mfsdp_mpi_world *)1;
+  mfsdp_backend device = *p->backend;
+  mfsdp_transport transport;
+  device.traits &= ~(uint32_t)MFSDP_BACKEND_TASKS_MAY_WAIT;
+  expect(p,
+         mfsdp_mpi_transport_create(&p->context, p->world, &device, &transport) ==
+                 MFSDP_E_UNSUPPORTED &&
+             transport.self == NULL &&
+             strstr(p->context.error.message, "mfsdp_device_transport_create") != NULL,
+         "a backend whose tasks may not wait");
   x.peer = p->size;
   expect(p, submit(p, &x, 1, 0, "beyond") == MFSDP_E_ARGUMENT, "a peer beyond the world");
   x.peer = p->rank;
