@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Runs the tests of the CUDA backend on a real GPU, and a part of them under compute-sanitizer. Needs nvcc,
-# g++ and GoogleTest's sources; no CBLAS. Writes OUT/gpu_check.json and OUT/gpu_check.md.
+# Runs the tests of the CUDA backend on a real GPU, a part of them under compute-sanitizer, and the
+# benchmark bench/cuda/device.c. Needs nvcc, g++ and GoogleTest's sources; no CBLAS. Writes
+# OUT/gpu_check.json and OUT/gpu_check.md.
 #
 #   GTEST_DIR=/path/to/googletest scripts/gpu_check.sh [OUT]        default OUT: build/gpu
 #
 # NOT YET RUN ON HARDWARE: written where there was no GPU; its build was tried there, its tests were not.
-# Does not yet: measure anything. The benchmarks of the README's plan (Newton-Schulz, element-wise kernels
-# against the copy bandwidth, the step against torch) are missing, and the report says so.
+# Does not yet: compare with torch, or measure the step of a whole model.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 out=${1:-build/gpu}
@@ -41,6 +41,13 @@ for program in $programs; do
     "$out/gtest_main.o" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcusolver -lcublas -lcublasLt -lcudart -lpthread -lm -o "$out/${name}_test" ||
     stop "$program does not build"
 done
+# shellcheck disable=SC2086
+{
+  gcc -std=c11 $flags -c bench/cuda/device.c -o "$out/device.o" &&
+    gcc -std=c11 $flags -c bench/support/bench.c -o "$out/bench.o" &&
+    g++ "$out/device.o" "$out/bench.o" "$out/kernels.o" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcusolver -lcublas -lcublasLt \
+      -lcudart -lpthread -lm -o "$out/device_bench"
+} || stop 'the benchmark does not build'
 if [ "${BUILD_ONLY:-0}" = 1 ]; then echo "built in $out; nothing was run"; exit 0; fi
 
 # ---- run ----
@@ -67,13 +74,19 @@ if command -v compute-sanitizer >/dev/null 2>&1; then
 else
   echo 'skip compute-sanitizer: command not found'
 fi
+rm -f "$out/device.json"
+run benchmark "$out/device_bench" --json "$out/device.json"
+figures=null
+if [ "$result" = ok ] && [ -s "$out/device.json" ]; then figures=$(cat "$out/device.json"); fi
 date=$(date -u +%Y-%m-%d)
-printf '{"device": "%s", "nvcc": "%s", "date": "%s", "benchmarks": null, "tests": [%s]}\n' "$device" \
-  "$("$nvcc" --version | sed -n 4p)" "$date" "$rows" >"$out/gpu_check.json"
+printf '{"device": "%s", "nvcc": "%s", "date": "%s", "benchmarks": %s, "tests": [%s]}\n' "$device" \
+  "$("$nvcc" --version | sed -n 4p)" "$date" "$figures" "$rows" >"$out/gpu_check.json"
 {
-  printf '# CUDA backend on hardware\n\n%s, %s, %s. Command: scripts/gpu_check.sh. No benchmarks: not written yet.\n\n' \
+  printf '# CUDA backend on hardware\n\n%s, %s, %s. Command: scripts/gpu_check.sh.\n\n' \
     "$device" "$("$nvcc" --version | sed -n 4p)" "$date"
-  printf '| test | result |\n|---|---|\n%s' "$table"
+  printf '| test | result |\n|---|---|\n%s\n```\n' "$table"
+  cat "$out/benchmark.log"
+  printf '```\n'
 } >"$out/gpu_check.md"
 echo "$passed passed, $failed failed; report: $out/gpu_check.md"
 [ $failed = 0 ]
