@@ -220,7 +220,8 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
  * Writes the orthogonalized directions of item_count rows x cols matrices; `items` (DEVICE) names
  * their arrays, and item i's direction lies i * direction_stride elements behind `direction`, which
  * repeats what the host cannot read on a device. Each gets the bits it would get alone. State and
- * parameter are only read. `workspace`: mfsdp_newton_schulz_batch_workspace_nbytes. ENQUEUED.
+ * parameter are only read. `workspace`: mfsdp_newton_schulz_batch_workspace_nbytes, aligned to
+ * MFSDP_ALIGN_NBYTES. ENQUEUED.
  * E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz_batch, before anything is enqueued. Matrices
  * without elements are legal and nothing is done.
  */

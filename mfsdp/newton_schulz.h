@@ -5,7 +5,7 @@
  *   mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();      // jordan, five steps
  *   size_t nbytes = 0;
  *   MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(context, &ns, rows, cols, &nbytes));
- *   void *workspace = my_device_alloc(nbytes);
+ *   void *workspace = my_device_alloc(nbytes);              // aligned to MFSDP_ALIGN_NBYTES
  *   MFSDP_TRY(mfsdp_newton_schulz(context, backend, queue, &ns, rows, cols, g, update,
  *                                 workspace, nbytes));                      // ENQUEUED
  *
@@ -36,17 +36,18 @@
 #include "newton_schulz/iterate.h"
 #include "newton_schulz/workspace.h"
 
-/* Elements from the start of the first matrix to the end of the last. */
-MFSDP_API int mfsdp__ns_extent(int64_t count, int64_t stride, int64_t batch_count, int64_t *out) {
-  return mfsdp_i64_mul(batch_count - 1, stride, out) && mfsdp_i64_add(*out, count, out);
+/* Bytes from the start of the first matrix to the end of the last. */
+MFSDP_API int mfsdp__ns_extent(int64_t count, int64_t stride, int64_t batch_count, size_t *out) {
+  int64_t elements;
+  return mfsdp_i64_mul(batch_count - 1, stride, &elements) &&
+         mfsdp_i64_add(elements, count, &elements) &&
+         mfsdp_elements_nbytes(elements, MFSDP_F32, out);
 }
 
-MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count,
-                                           int64_t batch_count, const float *in, int64_t in_stride,
-                                           const float *out, int64_t out_stride,
-                                           const void *workspace, size_t given, size_t needed) {
-  const uintptr_t a = (uintptr_t)in, b = (uintptr_t)out;
-  int64_t in_extent, out_extent;
+/* E_ARGUMENT: something is missing, too small or not aligned. */
+MFSDP_API mfsdp_status mfsdp__ns_check_memory(mfsdp_context *context, const float *in,
+                                              const float *out, const void *workspace, size_t given,
+                                              size_t needed) {
   if (in == NULL || out == NULL || workspace == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: %s is NULL",
                       in == NULL    ? "in"
@@ -55,18 +56,39 @@ MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count
   if (given < needed)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "newton_schulz: the workspace has %zu bytes, needs %zu", given, needed);
+  if ((uintptr_t)workspace % MFSDP_ALIGN_NBYTES != 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "newton_schulz: the workspace is not aligned to %d bytes",
+                      MFSDP_ALIGN_NBYTES);
+  if ((uintptr_t)in % sizeof(float) != 0 || (uintptr_t)out % sizeof(float) != 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: %s is not aligned to its floats",
+                      (uintptr_t)in % sizeof(float) != 0 ? "in" : "out");
+  return MFSDP_OK;
+}
+
+MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count,
+                                           int64_t batch_count, const float *in, int64_t in_stride,
+                                           const float *out, int64_t out_stride,
+                                           const void *workspace, size_t given, size_t needed) {
+  size_t in_nbytes, out_nbytes;
+  MFSDP_TRY(mfsdp__ns_check_memory(context, in, out, workspace, given, needed));
   if (batch_count > 1 && (in_stride < count || out_stride < count))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "newton_schulz: the strides are %lld and %lld, need at least a matrix's %lld "
                       "elements",
                       (long long)in_stride, (long long)out_stride, (long long)count);
-  if (!mfsdp__ns_extent(count, in_stride, batch_count, &in_extent) ||
-      !mfsdp__ns_extent(count, out_stride, batch_count, &out_extent))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "newton_schulz: the strides overflow int64");
-  if (in == out && (batch_count == 1 || in_stride == out_stride)) return MFSDP_OK;
-  if (a < b + (uintptr_t)out_extent * sizeof(float) && b < a + (uintptr_t)in_extent * sizeof(float))
+  if (!mfsdp__ns_extent(count, in_stride, batch_count, &in_nbytes) ||
+      !mfsdp__ns_extent(count, out_stride, batch_count, &out_nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                      "newton_schulz: %lld matrices with strides of %lld and %lld overflow size_t",
+                      (long long)batch_count, (long long)in_stride, (long long)out_stride);
+  if (!(in == out && (batch_count == 1 || in_stride == out_stride)) &&
+      !mfsdp_ranges_apart(in, in_nbytes, out, out_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "newton_schulz: in and out overlap; they must be equal or apart");
+  if (!mfsdp_ranges_apart(in, in_nbytes, workspace, needed) ||
+      !mfsdp_ranges_apart(out, out_nbytes, workspace, needed))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: the workspace overlaps in or out");
   return MFSDP_OK;
 }
 
@@ -129,7 +151,8 @@ MFSDP_API void mfsdp__ns_place(mfsdp__ns_run *run, const mfsdp_newton_schulz_des
  * contiguous, fp32, DEVICE; matrix i starts i * stride elements behind the first, and a stride is at
  * least rows * cols. Each result has the bits that its matrix has alone. in == out with equal strides
  * is allowed, any other overlap is E_ARGUMENT. `workspace`: DEVICE, at least what
- * mfsdp_newton_schulz_batch_workspace_nbytes says, not shared with a call in flight. ENQUEUED.
+ * mfsdp_newton_schulz_batch_workspace_nbytes says, aligned to MFSDP_ALIGN_NBYTES, not shared with a call
+ * in flight. ENQUEUED. E_ARGUMENT and E_OVERFLOW before anything is enqueued.
  * No matrices, or matrices without elements, are legal and do nothing. A zero matrix gives zeros.
  * Non-finite input gives non-finite output: callers check gradients before (runtime.h's verdict
  * does). Counts one orthogonalization per matrix in the context.

@@ -145,6 +145,48 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* E_ARGUMENT: an array is not aligned to its elements, or two of a tensor's share memory. E_OVERFLOW. */
+MFSDP_API mfsdp_status mfsdp__optimizer_arrays_check(mfsdp_context *context,
+                                                     const mfsdp_optimizer_tensor *tensor) {
+  static const char *const names[] = {"master", "grad", "param_data"};
+  const void *const data[] = {tensor->master, tensor->grad, tensor->param_data};
+  const mfsdp_dtype dtypes[] = {MFSDP_F32, MFSDP_F32, tensor->param_dtype};
+  const int arrays = tensor->param_data != NULL ? 3 : 2;
+  size_t nbytes[3] = {0, 0, 0};
+  int i, k;
+  for (i = 0; i < arrays; ++i) {
+    if ((uintptr_t)data[i] % mfsdp_dtype_nbytes(dtypes[i]) != 0)
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is not aligned to its elements",
+                        tensor->name, names[i]);
+    if (!mfsdp_elements_nbytes(tensor->count, dtypes[i], &nbytes[i]))
+      return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: too large", tensor->name);
+    for (k = 0; k < i; ++k)
+      if (!mfsdp_ranges_apart(data[k], nbytes[k], data[i], nbytes[i]))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s and %s overlap", tensor->name,
+                          names[k], names[i]);
+  }
+  return MFSDP_OK;
+}
+
+/* E_ARGUMENT: what two tensors write, or one reads and writes, shares memory. Sizes have been measured. */
+MFSDP_API mfsdp_status mfsdp__optimizer_memory_check(mfsdp_context *context,
+                                                     const mfsdp_optimizer_tensor *tensors,
+                                                     int32_t tensor_count) {
+  int32_t i, k;
+  for (i = 0; i < tensor_count; ++i) {
+    const mfsdp_optimizer_tensor *tensor = &tensors[i];
+    if (tensor->count == 0) continue;
+    MFSDP_TRY(mfsdp__optimizer_arrays_check(context, tensor));
+    for (k = 0; k < i; ++k)
+      if (tensors[k].count > 0 &&
+          !mfsdp_ranges_apart(tensor->master, (size_t)tensor->count * sizeof(float),
+                              tensors[k].master, (size_t)tensors[k].count * sizeof(float)))
+        return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: its master overlaps that of %s",
+                          tensor->name, tensors[k].name);
+  }
+  return MFSDP_OK;
+}
+
 /* ---- set-up ---- */
 
 /* Bytes of an array of `count` floats, padded to the alignment. */
@@ -270,7 +312,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure(mfsdp_context *context, const mfs
   }
   if (!mfsdp_size_add(out->direction_nbytes, out->scratch_nbytes, &out->workspace_nbytes))
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "optimizer: the workspace overflows size_t");
-  return MFSDP_OK;
+  return mfsdp__optimizer_memory_check(context, tensors, tensor_count);
 }
 
 /* Gives everything back. The queue that ran its steps must be idle. NULL is allowed. */
@@ -487,10 +529,10 @@ MFSDP_API mfsdp_status mfsdp__optimizer_fill(mfsdp_context *context, mfsdp_optim
 }
 
 /*
- * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must
- * outlive it; the list itself need not, names must. COMPLETE. E_ARGUMENT and E_UNSUPPORTED (a backend
- * without eigh, for Shampoo and SOAP) before anything is allocated; E_MEMORY and backend errors leave
- * nothing behind; *out is NULL then.
+ * Makes the optimizer of a list of local tensors, with zeroed state. The tensors' arrays must outlive
+ * it (the list itself need not, names must); a tensor's arrays share no memory, nor do two masters.
+ * COMPLETE. E_ARGUMENT and E_UNSUPPORTED (a backend without eigh, for Shampoo and SOAP) before anything
+ * is allocated; E_MEMORY and backend errors leave nothing behind; *out is NULL then.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_create(mfsdp_context *context, const mfsdp_backend *backend,
                                               const mfsdp_optimizer_desc *desc,
@@ -565,7 +607,8 @@ MFSDP_API mfsdp_status mfsdp_optimizer_resume(mfsdp_context *context, mfsdp_opti
  * hyperparameter group, DEVICE; `present`: one word per parameter, DEVICE, or NULL when every
  * parameter has a gradient. ENQUEUED;
  * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
- * Deterministic.
+ * Deterministic. AdamW and Muon do not look for numbers that are not finite: set scalars.skip for a step
+ * whose gradients have some, as the runtime's verdict does.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,

@@ -207,11 +207,6 @@ MFSDP_API int32_t mfsdp__pre_ranges(const mfsdp_precondition_job *job, size_t wo
   return used;
 }
 
-MFSDP_API int mfsdp__pre_apart(const mfsdp__pre_range *a, const mfsdp__pre_range *b) {
-  const uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
-  return x < y ? y - x >= a->nbytes : x - y >= b->nbytes;
-}
-
 /* E_ARGUMENT: a pointer is missing, or two ranges overlap. */
 MFSDP_API mfsdp_status mfsdp__pre_check_ranges(mfsdp_context *context, const char *what,
                                                const mfsdp__pre_range *ranges, int32_t count) {
@@ -220,7 +215,7 @@ MFSDP_API mfsdp_status mfsdp__pre_check_ranges(mfsdp_context *context, const cha
     if (ranges[i].data == NULL)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL", what, ranges[i].name);
     for (k = 0; k < i; ++k)
-      if (!mfsdp__pre_apart(&ranges[k], &ranges[i]))
+      if (!mfsdp_ranges_apart(ranges[k].data, ranges[k].nbytes, ranges[i].data, ranges[i].nbytes))
         return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s and %s overlap", what, ranges[k].name,
                           ranges[i].name);
   }

@@ -131,6 +131,12 @@ MFSDP_API int mfsdp_elements_nbytes(int64_t count, mfsdp_dtype dtype, size_t *ou
   return mfsdp_size_mul((size_t)count, element_nbytes, out);
 }
 
+/* 1 if two ranges of memory share no byte; an empty one may lie anywhere but inside the other. */
+MFSDP_API int mfsdp_ranges_apart(const void *a, size_t a_nbytes, const void *b, size_t b_nbytes) {
+  const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+  return x < y ? y - x >= a_nbytes : x - y >= b_nbytes;
+}
+
 /* ---- 64-bit FNV-1a over little-endian bytes: the same on every machine; not cryptographic ---- */
 
 #define MFSDP_HASH_SEED UINT64_C(14695981039346656037)

@@ -785,7 +785,8 @@ TEST_F(NewtonSchulzRules, DtypeWithoutProducts) {
   refused(&desc_, "dtype is f64, needs f32, bf16 or f16");
 }
 TEST_F(NewtonSchulzRules, NormFactor) {
-  for (double bad : {0.0, -1.0, 1e7, std::numeric_limits<double>::quiet_NaN()}) {
+  /* 1e-300: its inverse is no float, and the result would be none */
+  for (double bad : {0.0, -1.0, 1e-300, 1e7, std::numeric_limits<double>::quiet_NaN()}) {
     desc_.norm_factor = bad;
     refused(&desc_, "norm_factor is");
   }
@@ -815,6 +816,8 @@ TEST_F(NewtonSchulzRules, BatchStrides) {
   expect_message("the strides are 15 and 16");
   EXPECT_EQ(batch(2, 16, 15, x.data(), y.data()), MFSDP_E_ARGUMENT);
   EXPECT_EQ(batch(2, INT64_MAX, 16, x.data(), y.data()), MFSDP_E_OVERFLOW);
+  EXPECT_EQ(batch(3, 16, INT64_MAX / 4, x.data(), y.data()), MFSDP_E_OVERFLOW); /* as bytes */
+  expect_message("3 matrices with strides of 16 and 2305843009213693951 overflow size_t");
   EXPECT_EQ(batch(2, 16, 20, x.data(), x.data()), MFSDP_E_ARGUMENT);
   expect_message("overlap");
   EXPECT_EQ(batch(2, 16, 16, x.data(), x.data() + 16), MFSDP_E_ARGUMENT);
@@ -841,6 +844,8 @@ TEST_F(NewtonSchulzRules, EpsNan) {
   desc_.norm_rule = MFSDP_NORM_ADD_EPS;
   desc_.eps = std::numeric_limits<double>::quiet_NaN();
   refused(&desc_, "needs to be positive");
+  desc_.eps = std::numeric_limits<double>::infinity(); /* every matrix would be 0 */
+  refused(&desc_, "eps is inf, needs to be positive and at most 1e30");
 }
 TEST_F(NewtonSchulzRules, NegativeShape) {
   std::size_t nbytes = 1;
@@ -871,6 +876,45 @@ TEST_F(NewtonSchulzRules, WorkspaceTooSmall) {
   EXPECT_EQ(call(5, 7, x.data(), y.data(), workspace.data(), nbytes - 1), MFSDP_E_ARGUMENT);
   expect_message("has " + std::to_string(nbytes - 1) + " bytes, needs " + std::to_string(nbytes));
   EXPECT_EQ(y, std::vector<float>(35, 2.0f));
+}
+
+/* What its layout promises to the kernels must be so from its start. */
+TEST_F(NewtonSchulzRules, MemoryThatIsNotAligned) {
+  std::size_t nbytes = 0;
+  ASSERT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_, 4, 4, &nbytes), MFSDP_OK);
+  Buffer<unsigned char> workspace(&rig_, nbytes + 8), bytes(&rig_, 2 * 68);
+  workspace.fill(7);
+  bytes.fill(7);
+  const auto in = reinterpret_cast<float *>(bytes.data());
+  const auto odd = reinterpret_cast<float *>(bytes.data() + 66); /* never read */
+  std::vector<float> y(16, 2.0f);
+  EXPECT_EQ(call(4, 4, in, y.data(), workspace.data() + 8, nbytes), MFSDP_E_ARGUMENT);
+  expect_message("the workspace is not aligned to 256 bytes");
+  EXPECT_EQ(call(4, 4, odd, y.data(), workspace.data(), nbytes), MFSDP_E_ARGUMENT);
+  expect_message("in is not aligned to its floats");
+  EXPECT_EQ(call(4, 4, in, odd, workspace.data(), nbytes), MFSDP_E_ARGUMENT);
+  expect_message("out is not aligned to its floats");
+  EXPECT_EQ(y, std::vector<float>(16, 2.0f));
+  EXPECT_EQ(workspace.read(), std::vector<unsigned char>(nbytes + 8, 7));
+  EXPECT_EQ(bytes.read(), std::vector<unsigned char>(2 * 68, 7));
+}
+
+TEST_F(NewtonSchulzRules, WorkspaceOverlaps) {
+  std::size_t nbytes = 0;
+  ASSERT_EQ(mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_, 4, 4, &nbytes), MFSDP_OK);
+  Buffer<unsigned char> memory(&rig_, nbytes + 64);
+  memory.fill(7);
+  std::vector<float> x(16, 1.0f);
+  const auto last = reinterpret_cast<float *>(memory.data() + nbytes - 4);
+  const auto behind = reinterpret_cast<float *>(memory.data() + nbytes);
+  EXPECT_EQ(call(4, 4, last, x.data(), memory.data(), nbytes), MFSDP_E_ARGUMENT);
+  expect_message("the workspace overlaps in or out");
+  EXPECT_EQ(call(4, 4, x.data(), last, memory.data(), nbytes), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(call(4, 4, last, last, memory.data(), nbytes), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(x, std::vector<float>(16, 1.0f));
+  EXPECT_EQ(memory.read(), std::vector<unsigned char>(nbytes + 64, 7));
+  EXPECT_EQ(call(4, 4, x.data(), behind, memory.data(), nbytes), MFSDP_OK) << rig_.message();
+  EXPECT_EQ(rig_.sync(), MFSDP_OK);
 }
 
 /* Every part of the workspace is used and none overlaps another: scratch, a second iterate and two

@@ -862,6 +862,28 @@ TEST_F(OptimizerRules, ParamWithoutDtype) {
   put(&tensors_.list[0].param_dtype, 0);
   refused("w: param_dtype is 0");
 }
+TEST_F(OptimizerRules, ArraysOverlap) {
+  for (const mfsdp_algorithm_kind kind : {MFSDP_ALGORITHM_MUON, MFSDP_ALGORITHM_ADAMW}) {
+    groups_.list[0].algorithm = kind;
+    const mfsdp_optimizer_tensor good = tensors_.list[0];
+    tensors_.list[0].grad = good.master + 23;
+    refused("w: master and grad overlap");
+    tensors_.list[0] = good;
+    tensors_.list[0].param_data = good.master;
+    tensors_.list[0].param_dtype = MFSDP_BF16;
+    refused("w: master and param_data overlap");
+    tensors_.list[0] = good;
+  }
+}
+TEST_F(OptimizerRules, TwoTensorsShareAMaster) {
+  tensors_.list[1].master = tensors_.list[0].master + 23;
+  refused("b: its master overlaps that of w");
+}
+TEST_F(OptimizerRules, ArrayOutOfAlignment) {
+  tensors_.list[0].master = reinterpret_cast<float *>(
+      reinterpret_cast<unsigned char *>(tensors_.list[0].master) + 2); /* never read */
+  refused("w: master is not aligned to its elements");
+}
 TEST_F(OptimizerRules, SizesOverflow) {
   tensors_.list[0].rows = tensors_.list[0].count = INT64_MAX - 10; /* no multiple of 128 above it */
   tensors_.list[0].cols = 1;

@@ -80,6 +80,18 @@ TEST(Arithmetic, Align) {
   EXPECT_FALSE(mfsdp_i64_align(INT64_MAX, &out));
 }
 
+TEST(Arithmetic, RangesApart) {
+  const char bytes[8] = {0};
+  EXPECT_TRUE(mfsdp_ranges_apart(bytes, 4, bytes + 4, 4));
+  EXPECT_TRUE(mfsdp_ranges_apart(bytes + 4, 4, bytes, 4));
+  EXPECT_FALSE(mfsdp_ranges_apart(bytes, 5, bytes + 4, 4));
+  EXPECT_FALSE(mfsdp_ranges_apart(bytes + 4, 4, bytes, 5));
+  EXPECT_FALSE(mfsdp_ranges_apart(bytes, 8, bytes + 3, 1));
+  EXPECT_FALSE(mfsdp_ranges_apart(bytes, 1, bytes, 1));
+  EXPECT_TRUE(mfsdp_ranges_apart(bytes, 0, bytes, 0));
+  EXPECT_TRUE(mfsdp_ranges_apart(bytes + 8, SIZE_MAX, bytes, 8)); /* no sum that wraps */
+}
+
 TEST(Arithmetic, ElementsInBytes) {
   std::size_t out = 7;
   EXPECT_TRUE(mfsdp_elements_nbytes(0, MFSDP_F32, &out));

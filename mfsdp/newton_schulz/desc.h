@@ -108,12 +108,12 @@ MFSDP_API mfsdp_status mfsdp_newton_schulz_check(mfsdp_context *context,
   if (desc->norm_rule < MFSDP_NORM_SCALE_SAFE || desc->norm_rule > MFSDP_NORM_ADD_EPS)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: norm_rule is %d, needs 1 to %d",
                       (int)desc->norm_rule, (int)MFSDP_NORM_ADD_EPS);
-  if (!(desc->eps > 0.0) && desc->norm_rule != MFSDP_NORM_SCALE_SAFE)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: eps is %g, needs to be positive",
-                      desc->eps);
-  if (!(desc->norm_factor > 0.0 && desc->norm_factor <= 1e6))
+  if (!(desc->eps > 0.0 && desc->eps <= 1e30) && desc->norm_rule != MFSDP_NORM_SCALE_SAFE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: norm_factor is %g, needs to be above 0 and at most 1e6",
+                      "newton_schulz: eps is %g, needs to be positive and at most 1e30", desc->eps);
+  if (!(desc->norm_factor >= 1e-6 && desc->norm_factor <= 1e6))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "newton_schulz: norm_factor is %g, needs to be 1e-6 to 1e6",
                       desc->norm_factor);
   return MFSDP_OK;
 }
