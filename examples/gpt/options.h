@@ -63,7 +63,8 @@ extern "C" {
   X(INTEGER, context, "context", "128", 1, 65536, "N", "bytes per window")                       \
   X(INTEGER, batch, "batch", "8", 1, 65536, "N", "windows per micro-batch")                      \
   X(REAL, lr, "lr", "0.02", 1e-12, 1e3, "LR",                                                    \
-    "step size of the hidden matrices; Shampoo and SOAP have 0.003 unless it is given")          \
+    "step size of the hidden matrices; unless it is given, --preset brings its own (this is "    \
+    "jordan's), and Shampoo and SOAP have 0.003")                                                \
   X(REAL, adamw_lr, "adamw-lr", "0.003", 1e-12, 1e3, "LR",                                       \
     "step size of AdamW: the other parameters, or all with --optimizer adamw")                   \
   X(CHOICE, schedule, "schedule", "linear", 0, 0, "constant|linear|cosine|wsd|wsd-sqrt",         \

@@ -45,6 +45,23 @@ else
 fi
 split_test 'f16 tied, prefetch' --dtype f16 --tied --prefetch 2
 
+# ---- the step size that --help names is the one that is used where none is given ----
+default_lr() { # LR OPTIONS...
+  lr=$1
+  shift
+  # shellcheck disable=SC2086
+  $program $small --ranks 1 "$@" >"$work/out" 2>"$work/err"
+  hash=$(field "$work/out" params_hash)
+  # shellcheck disable=SC2086
+  $program $small --ranks 1 "$@" --lr "$lr" >"$work/out" 2>"$work/err"
+  check "the step size of $* is $lr" "${hash:-none}" "$(field "$work/out" params_hash)"
+}
+default_lr 0.02 --preset jordan
+for preset in torch moonlight dion; do default_lr 0.001 --preset $preset; done
+if $program --help | grep -q 'muon, adamw, shampoo, soap'; then
+  for optimizer in shampoo soap; do default_lr 0.003 --optimizer $optimizer; done
+fi
+
 # ---- other collectives: the same bytes, and results that do not depend on prefetch ----
 # shellcheck disable=SC2086
 $program $small --ranks 4 >"$work/direct" 2>/dev/null
