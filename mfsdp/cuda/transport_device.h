@@ -206,7 +206,8 @@ MFSDP_API void mfsdp__device_end(mfsdp__device_transport *t, const mfsdp_context
 }
 
 /* Serves every receive whose send is there, with the mutex held, but not while CUDA is called.
- * *served = 1 if there was one. */
+ * *served = 1 if there was one. After a failure the mutex stays held until it is the world's, so that the
+ * sender does not take its message for delivered. */
 MFSDP_API mfsdp_status mfsdp__device_serve(mfsdp__device_transport *t, mfsdp_context *context,
                                            cudaStream_t stream, int *served, mfsdp_error *why) {
   mfsdp_device_world *world = t->world;
@@ -221,9 +222,6 @@ MFSDP_API mfsdp_status mfsdp__device_serve(mfsdp__device_transport *t, mfsdp_con
       mfsdp_mutex_unlock(&world->mutex);
       status = mfsdp__device_receive(t, context, stream, peer, count, sent, received, why);
       mfsdp_mutex_lock(&world->mutex);
-      if (status != MFSDP_OK)
-        mfsdp__device_end(t, context, status, why); /* before its sender
-                                                                           * thinks it is done */
       world->slots[peer].send_count -= count;
       mfsdp_cond_broadcast(&world->slots[peer].cond);
       MFSDP_TRY(status);

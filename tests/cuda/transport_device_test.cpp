@@ -904,7 +904,8 @@ TEST(TransportDevice, LeavingAfterTheLastTransferHurtsNobody) {
 }
 
 TEST(TransportDevice, PoisonWakesEveryoneAndStaysTheFirst) {
-  const RanksResult result = run_ranks(cuda_ranks(3), [](Rank &rank) {
+  std::atomic<int> awake{0};
+  const RanksResult result = run_ranks(cuda_ranks(3), [&awake](Rank &rank) {
     const int64_t start_us = mfsdp_clock_us();
     if (rank.rank == 2) {
       mfsdp_error why = mfsdp_error_none(), later = mfsdp_error_none();
@@ -914,8 +915,11 @@ TEST(TransportDevice, PoisonWakesEveryoneAndStaysTheFirst) {
       rank.transport.ops->poison(rank.transport.self, &why);
       rank.transport.ops->poison(rank.transport.self, &later);
       rank.transport.ops->poison(rank.transport.self, nullptr);
+      while (awake < 2 && mfsdp_clock_us() - start_us < kSlackUs) /* it is not its leaving */
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
     } else {
       EXPECT_EQ(one_byte(rank, 2, false, "waiting"), MFSDP_E_BACKEND);
+      ++awake;
     }
     EXPECT_LT(mfsdp_clock_us() - start_us, kSlackUs);
     EXPECT_EQ(rank.submit({}, "late"), MFSDP_E_POISONED); /* from now on everything fails at once */
