@@ -196,12 +196,12 @@ TEST(CudaDecompose, HostPointersAreNamedWhenAsked) {
   EXPECT_NE(std::string(rig.message()).find(", aligned"), std::string::npos) << rig.message();
 }
 
-/* Handles, workspaces and all else come with the first step. */
-TEST(CudaDecompose, StepsOfShampooAndSoapAllocateNothing) {
-  Rig rig(cuda_kind());
+/* Some steps of Shampoo on one matrix, and of SOAP on a second one, by an optimizer; `after` sees each. */
+template <class After>
+void run_steps(Rig *rig, int32_t matrices, int64_t steps, const After &after) {
   mfsdp_hyper_group groups[2] = {mfsdp_hyper_group_shampoo(), mfsdp_hyper_group_soap()};
   groups[0].shampoo.update_every = groups[1].soap.update_every = 1;
-  Buffer<float> masters(&rig, Numbers(1).reals(64)), grads(&rig, Numbers(2).reals(64));
+  Buffer<float> masters(rig, Numbers(1).reals(64)), grads(rig, Numbers(2).reals(64));
   mfsdp_optimizer_tensor tensors[2];
   std::memset(tensors, 0, sizeof(tensors));
   for (int i = 0; i < 2; ++i) {
@@ -218,19 +218,29 @@ TEST(CudaDecompose, StepsOfShampooAndSoapAllocateNothing) {
   desc.groups = groups;
   desc.group_count = 2;
   mfsdp_optimizer *optimizer = nullptr;
-  ASSERT_EQ(mfsdp_optimizer_create(&rig.context, rig.backend, &desc, tensors, 2, &optimizer),
-            MFSDP_OK)
-      << rig.message();
-  Buffer<mfsdp_step_scalars> scalars(&rig, 2);
-  std::size_t allocations = 0, nbytes = 0;
-  for (int64_t t = 1; t <= 4; ++t) {
+  ASSERT_EQ(
+      mfsdp_optimizer_create(&rig->context, rig->backend, &desc, tensors, matrices, &optimizer),
+      MFSDP_OK)
+      << rig->message();
+  Buffer<mfsdp_step_scalars> scalars(rig, 2);
+  for (int64_t t = 1; t <= steps; ++t) {
     mfsdp_step_scalars now = mfsdp_step_scalars_default(0.02, 0.1);
     now.applied_steps = t;
     scalars.write({now, now});
-    ASSERT_EQ(mfsdp_optimizer_step(&rig.context, optimizer, rig.queue, scalars.data(), nullptr),
+    ASSERT_EQ(mfsdp_optimizer_step(&rig->context, optimizer, rig->queue, scalars.data(), nullptr),
               MFSDP_OK)
-        << rig.message();
-    ASSERT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+        << rig->message();
+    ASSERT_EQ(rig->sync(), MFSDP_OK) << rig->message();
+    after(t);
+  }
+  mfsdp_optimizer_destroy(&rig->context, optimizer);
+}
+
+/* Handles, workspaces and all else come with the first step. */
+TEST(CudaDecompose, StepsOfShampooAndSoapAllocateNothing) {
+  Rig rig(cuda_kind());
+  std::size_t allocations = 0, nbytes = 0;
+  run_steps(&rig, 2, 4, [&](int64_t t) {
     if (t == 1) {
       allocations = cudasim::allocation_count();
       nbytes = cudasim::device_nbytes();
@@ -238,8 +248,19 @@ TEST(CudaDecompose, StepsOfShampooAndSoapAllocateNothing) {
     EXPECT_EQ(cudasim::allocation_count(), allocations);
     EXPECT_EQ(cudasim::device_nbytes(), nbytes);
     EXPECT_EQ(cudasim::solver_handles(), 2);
+  });
+}
+
+/* The thread sanitizer sees each thread of a kernel: a barrier that is missing is a race. One step, since
+ * it takes long: with all the sums that run across a block. */
+TEST(CudaDecompose, ThreadsOfTheKernelsDoNotRace) {
+  if (!MFSDP_TEST_TSAN) GTEST_SKIP() << "needs the thread sanitizer";
+  cudasim::thread_races(true);
+  {
+    Rig rig(cuda_kind());
+    run_steps(&rig, 1, 1, [](int64_t) {});
   }
-  mfsdp_optimizer_destroy(&rig.context, optimizer);
+  cudasim::thread_races(false);
 }
 
 /* ---- every call fails once ---- */

@@ -213,8 +213,16 @@ Fiber *make_fiber(Executor *e) {
 
 void drop_fibers(Executor *e) {
 #if CUDASIM_TSAN
-  for (auto &fiber : e->fibers)
-    if (fiber->context.tsan != nullptr) __tsan_destroy_fiber(fiber->context.tsan);
+  void *const here = __tsan_get_current_fiber();
+  for (auto &fiber : e->fibers) {
+    if (fiber->context.tsan == nullptr) continue;
+    /* It waits unseen (fiber_loop), and the sanitizer wants that to end before the fiber does. */
+    __tsan_switch_to_fiber(fiber->context.tsan, 1);
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    __tsan_switch_to_fiber(here, 1);
+    __tsan_destroy_fiber(fiber->context.tsan);
+  }
 #endif
   e->fibers.clear();
   e->idle.clear();
