@@ -27,8 +27,8 @@
  *
  * Tasks of queue_call run on a thread of the driver (cudaLaunchHostFunc): they must not call CUDA,
  * must not touch DEVICE memory, and must not wait for another queue's work, since the driver may run
- * all tasks of a process one after another. So transport_threads.h and transport_mpi.h cannot work
- * on this backend's queues.
+ * all tasks of a process one after another. So transport_threads.h and transport_mpi.h refuse this
+ * backend; ranks that are threads and share the device have transport_device.h.
  *
  * Errors reach the user as in backend_host.h: what a call can check it refuses; what a kernel or a
  * task finds wrong stays with the queue, kernels behind it do nothing, and event_wait tells. An error
