@@ -173,7 +173,8 @@ MFSDP_API double mfsdp_muon_scale_of(const mfsdp_muon_desc *desc, int64_t rows, 
 }
 
 /* One matrix, all pointers DEVICE, fp32, row-major, contiguous: master and momentum are updated,
- * grad is read, direction is scratch between prepare and commit. With normalize_rows the caller sets
+ * grad is read, direction is scratch between prepare and commit. A shape that overflows gives a count
+ * of -1, which no pass takes. With normalize_rows the caller sets
  * item.state[1] too: `rows` floats, zeros at first. */
 MFSDP_API mfsdp_fused_item mfsdp_muon_item(const mfsdp_muon_desc *desc, int64_t rows, int64_t cols,
                                            float *master, const float *grad, float *momentum,
@@ -184,7 +185,7 @@ MFSDP_API mfsdp_fused_item mfsdp_muon_item(const mfsdp_muon_desc *desc, int64_t 
   item.grad = grad;
   item.state[0] = momentum;
   item.direction = direction;
-  item.count = rows * cols;
+  if (!mfsdp_i64_mul(rows, cols, &item.count)) item.count = -1;
   item.rows = rows;
   item.scale = mfsdp_muon_scale_of(desc, rows, cols);
   item.param_dtype = MFSDP_F32;

@@ -54,7 +54,7 @@ MFSDP_API mfsdp_fused_item mfsdp_precondition_item(int64_t rows, int64_t cols, f
   item.master = master;
   item.grad = grad;
   item.rows = rows;
-  item.count = rows * cols;
+  if (!mfsdp_i64_mul(rows, cols, &item.count)) item.count = -1; /* no step takes such a shape */
   item.scale = 1.0;
   item.param_dtype = MFSDP_F32;
   return item;

@@ -5,7 +5,8 @@
  *   mfsdp_shampoo_desc shampoo = mfsdp_shampoo_desc_default();
  *   mfsdp_precondition_job job = mfsdp_precondition_job_default();
  *   MFSDP_TRY(mfsdp_shampoo_workspace_nbytes(context, backend, &shampoo, rows, cols, &nbytes));
- *   job.rows = rows; job.cols = cols; job.workspace = workspace; job.workspace_nbytes = nbytes;
+ *   job.rows = rows; job.cols = cols; job.workspace_nbytes = nbytes;
+ *   job.workspace = workspace;                          // DEVICE, aligned to MFSDP_ALIGN_NBYTES
  *   job.item = mfsdp_precondition_item(rows, cols, master, grad);        // DEVICE memory
  *   for (i = 0; mfsdp_shampoo_state(&shampoo, rows, cols, i, &array); ++i)
  *     job.item.state[i] = ...;                          // array.rows * array.cols zeros, DEVICE

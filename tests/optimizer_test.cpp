@@ -922,6 +922,13 @@ TEST(AlgorithmKind, Names) {
   EXPECT_STREQ(mfsdp_algorithm_kind_name(static_cast<mfsdp_algorithm_kind>(0)), "invalid");
 }
 
+TEST(FusedItem, ShapesThatOverflow) {
+  const mfsdp_muon_desc muon = mfsdp_muon_desc_preset(MFSDP_MUON_TORCH);
+  const int64_t big = INT64_C(1) << 40;
+  EXPECT_EQ(mfsdp_muon_item(&muon, big, big, nullptr, nullptr, nullptr, nullptr).count, -1);
+  EXPECT_EQ(mfsdp_precondition_item(big, big, nullptr, nullptr).count, -1);
+}
+
 TEST(HyperGroup, StartsFromThePreset) {
   const mfsdp_hyper_group torch = mfsdp_hyper_group_muon(MFSDP_MUON_TORCH);
   EXPECT_EQ(torch.lr, 1e-3);

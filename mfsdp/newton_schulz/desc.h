@@ -74,9 +74,10 @@ MFSDP_API mfsdp_status mfsdp__ns_check_table(mfsdp_context *context,
                                              const mfsdp_newton_schulz_desc *desc) {
   int32_t row, k;
   if (desc->coefficients == NULL || desc->coefficient_count < 1)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: needs at least one row of coefficients, has %d",
-                      (int)desc->coefficient_count);
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "newton_schulz: needs at least one row of coefficients, has %d (an unknown set has none)",
+        (int)desc->coefficient_count);
   for (row = 0; row < desc->coefficient_count; ++row)
     for (k = 0; k < 3; ++k)
       if (!(desc->coefficients[row][k] >= -1e30 && desc->coefficients[row][k] <= 1e30))
