@@ -5,7 +5,7 @@
  * sums of squares from a CUDA backend of its own. On hardware its AdamW is no judge, since pow() may
  * differ there in the last bit of a double: worlds are compared with each other.
  */
-#include "tests/runtime/runtime_rig.h"
+#include "tests/runtime/groups_rig.h"
 
 #include <atomic>
 
@@ -136,6 +136,28 @@ TEST(RuntimeCuda, SeesTheOrderOfTerms) {
   EXPECT_EQ(run_job(job, 4, 1, expected), "");
 }
 #endif
+
+/* Experts on groups of their own, and copies of everything: one device transport for each, on one
+ * communication queue. */
+TEST(RuntimeCuda, GroupsAndReplicas) {
+  test::GroupsJob job;
+  job.cuda = true;
+  job.on_queue = true;
+  job.options = test::three_groups();
+  job.options.clip_norm = 1.5;
+  job.active_units = 3;
+  job.prefetch_depth = 1;
+  job.add_group({{0, 1}, {2, 3}},
+                {ref::elementwise("embed", 0, {120, 75}), ref::matrix("qkv", 2, 12, 20),
+                 ref::elementwise("norm", 2, {40}, 2), ref::frozen("mask", 3, {9, 50})});
+  job.add_instance(true, {{0}, {2}}, {ref::experts("a.up", 1, 3, 8, 24)});
+  job.add_instance(false, {{1}, {3}}, {ref::matrix("b.only", 1, 7, 50)});
+#if defined(MFSDP_TEST_HARDWARE)
+  GTEST_SKIP() << "the oracle's AdamW is no judge here";
+#else
+  EXPECT_EQ(test::run_groups_job(job, 2, kSteps), "");
+#endif
+}
 
 TEST(RuntimeCuda, ASkippedStepTouchesNothing) {
   Job job = cuda_job(test::mixed_job());

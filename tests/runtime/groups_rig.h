@@ -16,6 +16,7 @@
 
 #include "runtime_rig.h"
 
+#include <map>
 #include <memory>
 
 namespace test {
@@ -143,9 +144,17 @@ public:
     const std::vector<mfsdp_threads_world *> &all = replicas_[p.group][p.instance];
     return all.empty() ? nullptr : all[static_cast<std::size_t>(p.rank)];
   }
+  /* With job.cuda beside each world, for its transports. */
+  void *device_of(mfsdp_threads_world *world) const {
+    const auto found = devices_.find(world);
+    return found == devices_.end() ? nullptr : found->second;
+  }
   /* Empty, or what is wrong: somebody has not left, or memory. */
   std::string end() {
     std::string out;
+    for (const auto &device : devices_)
+      if (cuda_rig_world_destroy(&context_, device.second) != MFSDP_OK)
+        out += std::string(mfsdp_context_error(&context_)->message) + "\n";
     for (mfsdp_threads_world *world : all_)
       if (mfsdp_threads_world_destroy(&context_, world) != MFSDP_OK)
         out += std::string(mfsdp_context_error(&context_)->message) + "\n";
@@ -165,6 +174,7 @@ private:
     desc.deadline_us = job.deadline_us;
     must(mfsdp_threads_world_create(&context_, &desc, &out));
     all_.push_back(out);
+    if (job.cuda) must(cuda_rig_world_create(&context_, world, job.deadline_us, &devices_[out]));
     return out;
   }
 
@@ -172,6 +182,7 @@ private:
   mfsdp_context context_;
   std::vector<std::vector<std::vector<mfsdp_threads_world *>>> copies_, replicas_;
   std::vector<mfsdp_threads_world *> all_;
+  std::map<mfsdp_threads_world *, void *> devices_;
 };
 
 /* A rank's place in one world. */
@@ -196,9 +207,12 @@ public:
     transport = its_transport;
     control = its_control;
   }
-  mfsdp_status join(Rank *rank, mfsdp_threads_world *world, int32_t number) {
+  /* `device`: of the ranks that share one; else NULL. */
+  mfsdp_status join(Rank *rank, mfsdp_threads_world *world, void *device, int32_t number) {
     context_ = &rank->context;
     MFSDP_TRY(mfsdp_threads_control_create(context_, world, number, &control));
+    if (device != nullptr)
+      return cuda_rig_transport_create(context_, device, number, rank->cuda, &transport);
     return mfsdp_threads_transport_create(context_, world, number, rank->backend, &transport);
   }
   bool joined() const { return transport.self != nullptr; }
@@ -221,12 +235,16 @@ struct Links {
     for (std::size_t g = 0; g < job.groups.size(); ++g) {
       Place place = job.place(rank->rank, g);
       pairs.emplace_back(new Pair());
-      MFSDP_TRY(pairs.back()->group.join(rank, worlds.copy(place), place.rank));
+      MFSDP_TRY(join(rank, worlds, worlds.copy(place), place.rank, &pairs.back()->group));
       if (job.spoil_replica) job.spoil_replica(rank->rank, g, &place);
       if (worlds.replicas(place) != nullptr)
-        MFSDP_TRY(pairs.back()->replica.join(rank, worlds.replicas(place), place.copy));
+        MFSDP_TRY(join(rank, worlds, worlds.replicas(place), place.copy, &pairs.back()->replica));
     }
     return MFSDP_OK;
+  }
+  static mfsdp_status join(Rank *rank, const Worlds &worlds, mfsdp_threads_world *world,
+                           int32_t number, Link *link) {
+    return link->join(rank, world, worlds.device_of(world), number);
   }
   void poison(const mfsdp_error *why) {
     for (std::unique_ptr<Pair> &pair : pairs) {
