@@ -19,6 +19,7 @@
 #include "tests/support/backend_rig.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
@@ -611,6 +612,57 @@ TEST_P(NewtonSchulz, ABatchEqualsItsParts) {
                   MFSDP_OK);
         EXPECT_TRUE(same_bits(in.read(), all));
       }
+}
+
+/* Zeroed address space of which only what is touched takes memory. */
+struct Sparse {
+  explicit Sparse(std::size_t nbytes_in)
+      : nbytes(nbytes_in), data(mmap(nullptr, nbytes_in, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Sparse() {
+    if (data != MAP_FAILED) munmap(data, nbytes);
+  }
+  Sparse(const Sparse &) = delete;
+  Sparse &operator=(const Sparse &) = delete;
+  std::size_t nbytes;
+  void *data;
+};
+
+/* The last matrix of each starts more than 2^31 elements behind the first, which no int holds; apart
+ * and in place, fp32 and a form that casts one matrix at a time. */
+TEST_P(NewtonSchulz, OffsetsThatPassTwoToThe31) {
+  if (GetParam().cuda) GTEST_SKIP() << "the double's memory is all there";
+  const int64_t stride = (INT64_C(1) << 30) + 64, batch = 3, count = 4 * 9;
+  const std::size_t all = static_cast<std::size_t>((batch - 1) * stride + count) * sizeof(float);
+  Sparse in(all), out(all);
+  if (in.data == MAP_FAILED || out.data == MAP_FAILED) GTEST_SKIP() << "no 16 GiB of addresses";
+  float *x = static_cast<float *>(in.data), *y = static_cast<float *>(out.data);
+  for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16}) {
+    mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_default();
+    std::vector<std::vector<float>> want;
+    std::size_t nbytes = 0;
+    desc.dtype = dtype;
+    for (int64_t i = 0; i < batch; ++i) {
+      const std::vector<float> one = well_conditioned({4, 9}, static_cast<uint64_t>(50 + i));
+      std::copy(one.begin(), one.end(), x + i * stride);
+      want.push_back(run(desc, 4, 9, one));
+    }
+    ASSERT_EQ(
+        mfsdp_newton_schulz_batch_workspace_nbytes(&rig_.context, &desc, 4, 9, batch, &nbytes),
+        MFSDP_OK);
+    Buffer<unsigned char> workspace(&rig_, nbytes);
+    for (float *to : {y, x}) {
+      ASSERT_EQ(mfsdp_newton_schulz_batch(&rig_.context, rig_.backend, rig_.queue, &desc, 4, 9,
+                                          batch, x, stride, to, stride, workspace.data(), nbytes),
+                MFSDP_OK)
+          << rig_.message();
+      ASSERT_EQ(rig_.sync(), MFSDP_OK) << rig_.message();
+      for (int64_t i = 0; i < batch; ++i)
+        EXPECT_TRUE(same_bits(std::vector<float>(to + i * stride, to + i * stride + count),
+                              want[static_cast<std::size_t>(i)]))
+            << i;
+    }
+  }
 }
 
 TEST_P(NewtonSchulz, NoMatrices) {
