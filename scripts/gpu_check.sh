@@ -23,10 +23,12 @@ cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
 
 # ---- build: the real kernels and libraries in place of the double ----
 flags="-O1 -ffp-contract=off -fno-math-errno -I. -isystem $cuda/include -isystem $gtest/include -D_POSIX_C_SOURCE=200809L
-  -DMFSDP_TEST_SANITIZER=1 -DMFSDP_TEST_HARDWARE=1 -DMFSDP_EXAMPLE_CBLAS=0 -DMFSDP_EXAMPLE_LAPACKE=0 -DMFSDP_EXAMPLE_MPI=0"
+  -DMFSDP_TEST_SANITIZER=1 -DMFSDP_TEST_TSAN=0 -DMFSDP_TEST_HARDWARE=1 -DMFSDP_EXAMPLE_CBLAS=0 -DMFSDP_EXAMPLE_LAPACKE=0 -DMFSDP_EXAMPLE_MPI=0"
 arch=${ARCH:-native}
 "$nvcc" -std=c++17 -O3 -arch="$arch" -Xcompiler -fvisibility=hidden -c mfsdp/cuda/kernels.cu -o "$out/kernels.o" || stop 'kernels.cu does not compile'
 programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton_schulz muon adamw optimizer precondition'
+# These have nothing but the GPU in view.
+whole='cuda/ops cuda/runtime_cuda'
 # shellcheck disable=SC2086 # lists of words
 {
   g++ -std=c++14 -O1 -I"$gtest" -isystem "$gtest/include" -c "$gtest/src/gtest-all.cc" -o "$out/gtest-all.o" &&
@@ -34,7 +36,7 @@ programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton
     g++ -std=c++14 $flags -c tests/cudasim/rig.cpp -o "$out/rig.o" &&
     g++ -std=c++14 $flags -c tests/support/malloc_count.cpp -o "$out/malloc_count.o"
 } || stop 'the tests do not compile'
-for program in $programs; do
+for program in $programs $whole; do
   name=$(basename "$program")
   # shellcheck disable=SC2086
   g++ -std=c++14 $flags "tests/${program}_test.cpp" "$out/rig.o" "$out/kernels.o" "$out/malloc_count.o" "$out/gtest-all.o" \
@@ -58,7 +60,7 @@ passed=0 failed=0 rows='' table=''
 run() { # NAME COMMAND...
   what=$1
   shift
-  if timeout 120 "$@" >"$out/$what.log" 2>&1; then result=ok passed=$((passed + 1)); else result=failed failed=$((failed + 1)); fi
+  if timeout "${seconds:-120}" "$@" >"$out/$what.log" 2>&1; then result=ok passed=$((passed + 1)); else result=failed failed=$((failed + 1)); fi
   echo "$result $what"
   rows="$rows${rows:+, }{\"test\": \"$what\", \"result\": \"$result\"}"
   table="$table| $what | $result |
@@ -68,6 +70,10 @@ for program in $programs; do
   name=$(basename "$program")
   run "$name" "$out/${name}_test" '--gtest_filter=*/cuda'
 done
+for program in $whole; do
+  name=$(basename "$program")
+  run "$name" "$out/${name}_test"
+done
 if command -v compute-sanitizer >/dev/null 2>&1; then
   run memcheck compute-sanitizer --error-exitcode 9 "$out/host_ops_test" '--gtest_filter=*/cuda'
   run racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$out/host_verdict_test" '--gtest_filter=*/cuda'
@@ -75,6 +81,7 @@ else
   echo 'skip compute-sanitizer: command not found'
 fi
 rm -f "$out/device.json"
+seconds=240
 run benchmark "$out/device_bench" --json "$out/device.json"
 figures=null
 if [ "$result" = ok ] && [ -s "$out/device.json" ]; then figures=$(cat "$out/device.json"); fi

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * device.c - Newton-Schulz in bf16 and the element-wise passes on a GPU, beside what the same run
+ * device.c - Newton-Schulz in bf16 and every operation of ops.h on a GPU, beside what the same run
  * measures of the device: the rate of cuBLAS on one large product, and of copies.
  *
  * The peer of Newton-Schulz is its own plain form: three general products a step through the same
  * library. `limit`: the measured rate of cuBLAS, for the multiply-adds that were really asked for (a
- * symmetric product by half counts its tiles). Bytes of the passes as in bench/newton_schulz.c.
+ * symmetric product by half counts its tiles). Bytes of the passes: the table in ops.h.
  * Times are wall clock around work that is enqueued at once and waited for once. No peer in Python yet.
  *
  * Built and run by scripts/gpu_check.sh; tests/cuda/bench_device_test.cpp runs it on the host double,
@@ -13,9 +13,9 @@
  */
 #include "../support/bench.h"
 
-#include "mfsdp/adamw.h"
+#include "ops.h"
+
 #include "mfsdp/cuda/backend_cuda.h"
-#include "mfsdp/muon.h"
 #include "mfsdp/newton_schulz.h"
 
 #include <math.h>
@@ -264,78 +264,127 @@ static void run_case(bench_report *report, device *d, const ns_case *shape) {
   give(d, n.out, nbytes);
 }
 
-/* ---- element-wise passes ---- */
+/* ---- the table of operations ---- */
 
-typedef struct passes {
-  mfsdp_muon_desc muon;
-  mfsdp_adamw_desc adamw;
-  mfsdp_fused_item adamw_item, muon_item;
-  mfsdp_step_scalars *scalars; /* DEVICE */
-  int64_t rows, cols;
-} passes;
+typedef struct ops_data {
+  ops_case shape;
+  ops_memory memory;
+} ops_data;
 
-static void run_adamw(device *d, void *user) {
-  const passes *p = (const passes *)user;
-  need(d, mfsdp_adamw_commit(&d->context, d->backend, d->queue, &p->adamw, &p->adamw_item, 1,
-                             p->rows * p->cols, p->rows * p->cols, 0, p->scalars, NULL));
+static void run_operation(device *d, void *user) {
+  const ops_data *o = (const ops_data *)user;
+  need(d, ops_run(d->backend, d->queue, &o->shape, &o->memory));
 }
 
-static void run_prepare(device *d, void *user) {
-  const passes *p = (const passes *)user;
-  mfsdp_fused_args args;
-  memset(&args, 0, sizeof(args));
-  args.struct_nbytes = sizeof(args);
-  args.op = MFSDP_FUSED_MUON_PREPARE;
-  args.items = &p->muon_item;
-  args.item_count = 1;
-  args.max_count = args.total_count = p->rows * p->cols;
-  args.scalars = p->scalars;
-  args.nesterov = p->muon.nesterov;
-  args.momentum = p->muon.momentum;
-  args.grad_weight = p->muon.grad_weight;
-  args.nesterov_weight = p->muon.nesterov_weight;
-  need(d, d->backend->ops->fused(d->backend->self, d->queue, &args));
+static void send(device *d, void *to, const void *from, size_t nbytes) {
+  need(d, d->backend->ops->copy(d->backend->self, d->queue, to, MFSDP_SPACE_DEVICE, from,
+                                MFSDP_SPACE_HOST, nbytes));
+  settle(d);
 }
 
-static void run_commit(device *d, void *user) {
-  const passes *p = (const passes *)user;
-  need(d, mfsdp_muon_commit(&d->context, d->backend, d->queue, &p->muon, p->rows, p->cols,
-                            &p->muon_item, 0, p->scalars, NULL));
+/* One block for each row of the stack. */
+static void make_blocks(device *d, ops_data *o) {
+  const int64_t count = o->shape.rows * o->shape.batch;
+  const size_t nbytes = (size_t)count * sizeof(mfsdp_block);
+  mfsdp_block *blocks = (mfsdp_block *)calloc((size_t)count, sizeof(*blocks));
+  int64_t r;
+  if (blocks == NULL) exit(1);
+  for (r = 0; r < count; ++r) {
+    blocks[r].first = r * o->shape.cols;
+    blocks[r].count = o->shape.cols;
+    blocks[r].slot = (int32_t)r;
+  }
+  o->memory.blocks = (mfsdp_block *)memory(d, nbytes);
+  send(d, o->memory.blocks, blocks, nbytes);
+  free(blocks);
 }
 
-static void run_pass(bench_report *report, device *d, const char *name, work run, passes *p,
-                     double bytes) {
-  const double nbytes = bytes * (double)(p->rows * p->cols);
-  const double rate = nbytes / measure(d, run, p).min;
-  row(report, name, "bandwidth", "GB/s", rate * 1e-9, NULL, NAN, "copy", rate / d->copy_rate);
-}
-
-static void run_passes(bench_report *report, device *d) {
-  const size_t nbytes = (size_t)d->wide * sizeof(float);
+static void make_operation(device *d, ops_data *o) {
+  const int64_t count = ops_count(&o->shape);
+  const size_t scratch_nbytes =
+      (size_t)o->shape.batch * MFSDP_NORMALIZE_SCRATCH_COUNT * sizeof(double);
   mfsdp_step_scalars scalars = mfsdp_step_scalars_default(1e-6, 0.1);
-  float *array[4];
-  passes p;
+  mfsdp_fused_item item;
   int i;
-  memset(&p, 0, sizeof(p));
-  p.muon = mfsdp_muon_desc_preset(MFSDP_MUON_TORCH);
-  p.adamw = mfsdp_adamw_desc_default();
-  p.cols = 64;
-  p.rows = d->wide / p.cols;
-  for (i = 0; i < 4; ++i)
-    array[i] = numbers(d, d->wide, (uint64_t)(4 + i));
-  need(d, d->backend->ops->fill_bytes(d->backend->self, d->queue, array[3], 0, nbytes));
-  p.adamw_item = mfsdp_adamw_item(array[0], array[1], array[2], array[3], d->wide);
-  p.muon_item = mfsdp_muon_item(&p.muon, p.rows, p.cols, array[0], array[1], array[2], array[3]);
-  p.scalars = (mfsdp_step_scalars *)memory(d, sizeof(scalars));
   scalars.applied_steps = 10;
-  need(d, d->backend->ops->copy(d->backend->self, d->queue, p.scalars, MFSDP_SPACE_DEVICE, &scalars,
-                                MFSDP_SPACE_HOST, sizeof(scalars)));
-  run_pass(report, d, "adamw, 28 B/element", run_adamw, &p, 28.0);
-  run_pass(report, d, "muon prepare, 12 B/element", run_prepare, &p, 12.0);
-  run_pass(report, d, "muon commit, 24 B/element", run_commit, &p, 24.0);
-  for (i = 0; i < 4; ++i)
-    give(d, array[i], nbytes);
-  give(d, p.scalars, sizeof(scalars));
+  for (i = 0; i < OPS_ARRAYS; ++i) {
+    /* One array from the host; the others need other addresses, not other numbers. */
+    o->memory.x[i] =
+        i == 0 ? numbers(d, count, 4) : (float *)memory(d, (size_t)count * sizeof(float));
+    if (i > 0)
+      need(d, d->backend->ops->copy(d->backend->self, d->queue, o->memory.x[i], MFSDP_SPACE_DEVICE,
+                                    o->memory.x[0], MFSDP_SPACE_DEVICE,
+                                    (size_t)count * sizeof(float)));
+    o->memory.narrow[i] = memory(d, (size_t)count * mfsdp_dtype_nbytes(o->shape.dtype));
+    need(d, d->backend->ops->cast(d->backend->self, d->queue, o->memory.narrow[i], o->shape.dtype,
+                                  o->memory.x[i], MFSDP_F32, count));
+  }
+  if (o->shape.kind == OPS_ADAMW) /* second moments are not negative */
+    need(d, d->backend->ops->fill_bytes(d->backend->self, d->queue, o->memory.x[3], 0,
+                                        (size_t)count * sizeof(float)));
+  o->memory.out = memory(d, ops_out_nbytes(&o->shape));
+  o->memory.scratch = (double *)memory(d, scratch_nbytes);
+  o->memory.scalars = (mfsdp_step_scalars *)memory(d, sizeof(scalars));
+  send(d, o->memory.scalars, &scalars, sizeof(scalars));
+  make_blocks(d, o);
+  item = ops_item(&o->shape, &o->memory);
+  o->memory.items = (mfsdp_fused_item *)memory(d, sizeof(item));
+  send(d, o->memory.items, &item, sizeof(item));
+}
+
+static void free_operation(device *d, ops_data *o) {
+  const size_t count = (size_t)ops_count(&o->shape);
+  const size_t block_count = (size_t)(o->shape.rows * o->shape.batch);
+  int i;
+  for (i = 0; i < OPS_ARRAYS; ++i) {
+    give(d, o->memory.x[i], count * sizeof(float));
+    give(d, o->memory.narrow[i], count * mfsdp_dtype_nbytes(o->shape.dtype));
+  }
+  give(d, o->memory.out, ops_out_nbytes(&o->shape));
+  give(d, o->memory.scratch,
+       (size_t)o->shape.batch * MFSDP_NORMALIZE_SCRATCH_COUNT * sizeof(double));
+  give(d, o->memory.scalars, sizeof(*o->memory.scalars));
+  give(d, o->memory.blocks, block_count * sizeof(*o->memory.blocks));
+  give(d, o->memory.items, sizeof(*o->memory.items));
+}
+
+/* Passes against the copy, products against the rate of cuBLAS on one large one. */
+static void run_row(bench_report *report, device *d, const ops_case *shape) {
+  char name[64];
+  ops_data o;
+  bench_stats stats;
+  memset(&o, 0, sizeof(o));
+  o.shape = *shape;
+  make_operation(d, &o);
+  flops = 0.0;
+  run_operation(d, &o);
+  {
+    const double asked = flops, nbytes = ops_bytes(shape);
+    stats = measure(d, run_operation, &o);
+    (void)snprintf(name, sizeof(name), "%s, %s", ops_of(shape->kind)->name,
+                   mfsdp_dtype_name(shape->dtype));
+    if (ops_is_product(shape->kind))
+      row(report, name, "rate", "TFLOP/s", asked / stats.min * 1e-12, NULL, NAN, "bf16 product",
+          asked / stats.min / d->gemm_rate);
+    else
+      row(report, name, "bandwidth", "GB/s", nbytes / stats.min * 1e-9, NULL, NAN, "copy",
+          nbytes / stats.min / d->copy_rate);
+  }
+  free_operation(d, &o);
+}
+
+static void run_table(bench_report *report, device *d) {
+  static const mfsdp_dtype dtypes[] = {MFSDP_F32, MFSDP_BF16, MFSDP_F16};
+  int kind, i;
+  for (kind = 0; kind < OPS_COUNT; ++kind)
+    for (i = 0; i < 3; ++i) {
+      ops_case shape;
+      shape.kind = (ops_kind)kind;
+      shape.dtype = dtypes[i];
+      shape.rows = shape.cols = d->large;
+      shape.batch = 1;
+      if (ops_fits(&shape)) run_row(report, d, &shape);
+    }
 }
 
 /* ---- the program ---- */
@@ -349,6 +398,7 @@ static void open_device(device *d, int tiny, int quick) {
   d->samples = tiny ? 2 : quick ? 5 : 20;
   d->sample_seconds = tiny ? 0.0 : 5e-3;
   if (tiny) desc.symmetric_from = 64;
+  desc.check_pointers = tiny;
   if (mfsdp_context_init(&d->context, &context_desc) != MFSDP_OK) exit(1);
   need(d, mfsdp_cuda_backend_create(&d->context, &desc, &d->cuda));
   d->counting = *mfsdp_cuda_backend_get(d->cuda);
@@ -387,7 +437,7 @@ int main(int argc, char **argv) {
   run_limits(&report, &d);
   for (i = 0; i < count; ++i)
     run_case(&report, &d, tiny ? &tiny_cases[i] : &cases[i]);
-  run_passes(&report, &d);
+  run_table(&report, &d);
   status = close_device(&d);
   return bench_close(&report) != 0 ? 1 : status;
 }
