@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * transport_device.h on the host double. Buffers are filled and reused in stream order alone: the host
+ * transport_device.h on the host double, or on hardware. Buffers are filled and reused in stream order alone: the host
  * waits for the end only, so that an event that the transport forgets is a data race for the thread
  * sanitizer, and mostly wrong bytes.
  */
 #include "mfsdp/cuda/transport_device.h"
 
+#if !defined(MFSDP_TEST_HARDWARE) /* scripts/gpu_check.sh links the real libraries */
 #include "tests/cudasim/cudasim.h"
+#endif
 #include "tests/support/ranks.h"
 
 #include "mfsdp/collective.h"
@@ -16,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <thread>
 
 namespace {
 
@@ -413,6 +416,14 @@ TEST(TransportDevice, CollectivesRunOverIt) {
 
 /* ---- memory ---- */
 
+std::size_t cuda_allocations() {
+#if defined(MFSDP_TEST_HARDWARE)
+  return 0; /* nobody counts them */
+#else
+  return cudasim::allocation_count();
+#endif
+}
+
 TEST(TransportDevice, SubmitAllocatesNothing) {
   const RanksResult result = run_ranks(cuda_ranks(4), [](Rank &rank) {
     Block out(&rank, 64), in(&rank, 4 * 64);
@@ -424,11 +435,11 @@ TEST(TransportDevice, SubmitAllocatesNothing) {
       }
     MFSDP_TRY(rank.barrier());
     const int64_t before = rank.memory->alloc_count();
-    const std::size_t device_before = cudasim::allocation_count();
+    const std::size_t device_before = cuda_allocations();
     for (int round = 0; round < 50; ++round)
       MFSDP_TRY(rank.submit(xfers, "counted"));
     EXPECT_EQ(rank.memory->alloc_count(), before);
-    EXPECT_EQ(cudasim::allocation_count(), device_before);
+    EXPECT_EQ(cuda_allocations(), device_before);
     MFSDP_TRY(rank.barrier());
     return rank.finish();
   });
@@ -461,6 +472,7 @@ TEST(TransportDevice, EveryAllocationOfSetUpMayFail) {
   EXPECT_GE(n, 14) << "the backend's, the transport's and reserve's tables";
 }
 
+#if !defined(MFSDP_TEST_HARDWARE)
 /* One call of CUDA fails somewhere in an exchange: all ranks learn of it, and nothing is left. */
 TEST(TransportDevice, EveryCallOfCudaMayFail) {
   for (int64_t n = 0;; ++n) {
@@ -500,6 +512,8 @@ TEST(TransportDevice, EveryCallOfCudaMayFail) {
           << "call " << n << ": " << result.text();
   }
 }
+
+#endif
 
 /* A failed creation leaves the rank free to try again, and a failed reserve the old capacity. */
 TEST(TransportDevice, SetUpMayBeTriedAgain) {
@@ -598,6 +612,7 @@ TEST(TransportDevice, RanksOnOtherDevicesAreRefused) {
     expect_part(c->error.message,
                 "rank 0 has device 0, this world is for ranks that share device 1");
     MFSDP_TRY(mfsdp_device_world_destroy(c, world));
+#if !defined(MFSDP_TEST_HARDWARE)
     desc.device = 0;
     MFSDP_TRY(mfsdp_device_world_create(c, &desc, &world));
     cudasim::set_device_count(2);
@@ -608,7 +623,9 @@ TEST(TransportDevice, RanksOnOtherDevicesAreRefused) {
     expect_part(c->error.message, "elsewhere: the calling thread's device is 1");
     EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
     cudasim::reset_machine();
-    return mfsdp_device_world_destroy(c, world);
+    MFSDP_TRY(mfsdp_device_world_destroy(c, world));
+#endif
+    return MFSDP_OK;
   });
   EXPECT_TRUE(result.ok()) << result.text();
 }
@@ -700,6 +717,42 @@ TEST(TransportDevice, TheBackendGoesLast) {
     rank.event = nullptr;
     EXPECT_EQ(test::cuda_rig_destroy(&rank.context, rank.cuda), MFSDP_E_STATE);
     return MFSDP_OK;
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* Fault b4: a second thread, the transport's end and its growth are refused while a batch waits. */
+TEST(TransportDevice, TwoThreadsAtOnceAreRefused) {
+  const RanksResult result = run_ranks(cuda_ranks(2), [](Rank &rank) {
+    const mfsdp_transport &t = rank.transport;
+    mfsdp_context *c = &rank.context;
+    Block block(&rank, 8);
+    if (rank.rank == 1) {
+      MFSDP_TRY(rank.barrier());
+      return rank.submit({send_to(0, block.data(), 8)}, "at last");
+    }
+    mfsdp_context other;
+    const mfsdp_context_desc desc = mfsdp_context_desc_default();
+    mfsdp_status waited = MFSDP_E_STATE;
+    MFSDP_TRY(mfsdp_context_init(&other, &desc));
+    std::thread first([&] {
+      const mfsdp_xfer xfer = receive_from(1, block.data(), 8);
+      mfsdp_batch batch = mfsdp_batch_default();
+      batch.xfers = &xfer;
+      batch.xfer_count = 1;
+      waited = mfsdp_transport_submit(&other, &t, rank.queue, &batch);
+    });
+    while (!mfsdp__device_busy(static_cast<mfsdp__device_transport *>(t.self)))
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + 100);
+    EXPECT_EQ(rank.submit({}, "second"), MFSDP_E_STATE);
+    expect_part(c->error.message, "second: rank 0 is in another batch at the same time");
+    EXPECT_EQ(t.ops->reserve(t.self, c, 1000), MFSDP_E_STATE);
+    EXPECT_EQ(t.ops->destroy(t.self, c), MFSDP_E_STATE);
+    expect_part(c->error.message, "rank 0 is in a batch");
+    const mfsdp_status met = rank.barrier();
+    first.join();
+    EXPECT_EQ(waited, MFSDP_OK) << other.error.message;
+    return met;
   });
   EXPECT_TRUE(result.ok()) << result.text();
 }
