@@ -136,7 +136,8 @@ typedef struct mfsdp_fused_item {
  * ROWS:   q_i = sum of squares of row i in double, v_i = f(beta2) * v_i + f(1 - beta2) * f(q_i / cols)
  *         s_i = 1 / (sqrt(v_i) + eps), t = sqrt(sum of q_i / sum of q_i s_i^2), in double
  *         direction_ij = direction_ij * f(s_i t)           (0 where the sum is 0)
- * Nothing is written when scalars->skip is set or present[item.present_index] is 0.
+ * Nothing is written when scalars->skip is set, one of its factors is no finite number, or
+ * present[item.present_index] is 0.
  */
 typedef struct mfsdp_fused_args {
   size_t struct_nbytes;

@@ -607,8 +607,9 @@ MFSDP_API mfsdp_status mfsdp_optimizer_resume(mfsdp_context *context, mfsdp_opti
  * hyperparameter group, DEVICE; `present`: one word per parameter, DEVICE, or NULL when every
  * parameter has a gradient. ENQUEUED;
  * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
- * Deterministic. AdamW and Muon do not look for numbers that are not finite: set scalars.skip for a step
- * whose gradients have some, as the runtime's verdict does.
+ * Deterministic. A step whose lr or other factor is no finite number touches nothing. AdamW and Muon do
+ * not look into gradients: set scalars.skip for a step where some are not finite, as the runtime's
+ * verdict does.
  */
 MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimizer *optimizer,
                                             mfsdp_queue *queue, const mfsdp_step_scalars *scalars,

@@ -175,6 +175,12 @@ typedef struct mfsdp_step_scalars {
   uint32_t stop;         /* 1: some rank asked to stop; every rank sees the same value */
 } mfsdp_step_scalars;
 
+/* Whether a step writes anything: it is not skipped, and its factors are numbers. */
+MFSDP_DEVICE_API int mfsdp_step_scalars_write(const mfsdp_step_scalars *s) {
+  return !s->skip && s->lr - s->lr == 0.0 && s->weight_decay - s->weight_decay == 0.0 &&
+         s->grad_scale - s->grad_scale == 0.0 && s->clip_scale - s->clip_scale == 0.0;
+}
+
 /* lr and decay given, unscaled and unclipped gradients, first step, nothing skipped. */
 MFSDP_API mfsdp_step_scalars mfsdp_step_scalars_default(double lr, double weight_decay) {
   mfsdp_step_scalars scalars;

@@ -223,6 +223,27 @@ TEST_P(Adamw, SkipTouchesNothing) {
   EXPECT_EQ(piece.param.read(), std::vector<uint16_t>(20, 0x1234));
 }
 
+TEST_P(Adamw, FactorsThatAreNoNumbersTouchNothing) {
+  Piece piece(&rig_, values(20, 1));
+  piece.m.write(values(20, 2));
+  piece.grad.write(values(20, 3));
+  double mfsdp_step_scalars::*const factors[] = {
+      &mfsdp_step_scalars::lr, &mfsdp_step_scalars::weight_decay, &mfsdp_step_scalars::grad_scale,
+      &mfsdp_step_scalars::clip_scale};
+  for (double mfsdp_step_scalars::*factor : factors)
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+          -std::numeric_limits<double>::infinity()}) {
+      mfsdp_step_scalars s = mfsdp_step_scalars_default(0.1, 0.1);
+      s.*factor = bad;
+      scalars_.write({s});
+      ASSERT_EQ(commit({piece.item}), MFSDP_OK) << rig_.message();
+      EXPECT_TRUE(same_bits(piece.master.read(), values(20, 1)));
+      EXPECT_TRUE(same_bits(piece.m.read(), values(20, 2)));
+      EXPECT_TRUE(same_bits(piece.v.read(), std::vector<float>(20, 0.0f)));
+    }
+}
+
 TEST_P(Adamw, OnlyPresentParametersAreUpdated) {
   Piece a(&rig_, values(20, 1)), b(&rig_, values(20, 1));
   a.item.present_index = 0;

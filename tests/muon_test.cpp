@@ -573,6 +573,21 @@ TEST_P(Muon, SkipTouchesNothing) {
   EXPECT_EQ(m.param.read(), std::vector<uint16_t>(kCount, 0x1234));
 }
 
+TEST_P(Muon, FactorsThatAreNoNumbersTouchNothing) {
+  Matrix m(&rig_, mfsdp_muon_desc_preset(MFSDP_MUON_TORCH), kRows, kCols, values(1));
+  m.momentum.write(values(2));
+  m.grad.write(values(3));
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    m.set(mfsdp_step_scalars_default(bad, 0.1));
+    m.must(m.step());
+    m.set(mfsdp_step_scalars_default(0.1, bad));
+    m.must(m.step());
+    EXPECT_TRUE(same_bits(m.momentum.read(), values(2)));
+    EXPECT_TRUE(same_bits(m.master.read(), values(1)));
+  }
+}
+
 TEST_P(Muon, OnlyPresentParametersAreUpdated) {
   Matrix m(&rig_, mfsdp_muon_desc_preset(MFSDP_MUON_TORCH), kRows, kCols, values(1));
   m.host_item.present_index = 1;

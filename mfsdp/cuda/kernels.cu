@@ -563,7 +563,8 @@ static __global__ void mfsdp__fused_check_kernel(int64_t *failed, mfsdp_cuda_not
   if (bad != INT64_MAX)
     mfsdp__fail_lane(failed, note, number, MFSDP_CUDA_FAULT_ITEM, (int32_t)bad,
                      mfsdp__item_fault(&args, &args.items[bad]), 0, 0);
-  else if (args.op == MFSDP_FUSED_ADAMW && !args.scalars->skip && args.scalars->applied_steps < 1)
+  else if (args.op == MFSDP_FUSED_ADAMW && mfsdp_step_scalars_write(args.scalars) &&
+           args.scalars->applied_steps < 1)
     mfsdp__fail_lane(failed, note, number, MFSDP_CUDA_FAULT_STEPS, 0, args.scalars->applied_steps,
                      0, 0);
   else
@@ -668,7 +669,7 @@ static __global__ void mfsdp__fused_kernel(const int64_t *failed, const mfsdp_fu
                                            const mfsdp__constants *constants) {
   int64_t mine = blockIdx.x, base = 0;
   int32_t n;
-  if (!mfsdp__live(failed) || args.scalars->skip) return;
+  if (!mfsdp__live(failed) || !mfsdp_step_scalars_write(args.scalars)) return;
   const mfsdp__constants c = *constants;
   for (n = 0; n < args.item_count; ++n) {
     const mfsdp_fused_item *item = &args.items[n];
@@ -715,7 +716,7 @@ static __device__ void mfsdp__rows_of(const mfsdp_fused_args *args, const mfsdp_
 static __global__ void mfsdp__rows_kernel(const int64_t *failed, const mfsdp_fused_args args,
                                           const mfsdp__constants *constants) {
   int32_t n;
-  if (!mfsdp__live(failed) || args.scalars->skip) return;
+  if (!mfsdp__live(failed) || !mfsdp_step_scalars_write(args.scalars)) return;
   for (n = (int32_t)blockIdx.x; n < args.item_count; n += (int32_t)gridDim.x)
     if (mfsdp__item_runs(&args, &args.items[n])) mfsdp__rows_of(&args, &args.items[n], *constants);
 }

@@ -593,7 +593,7 @@ MFSDP_API mfsdp_status mfsdp__host_run_fused(mfsdp_host_backend *host, const voi
     if (fault != NULL)
       return MFSDP_ERROR_SET(error, MFSDP_E_ARGUMENT, -1, "fused: item %d has %s", (int)i, fault);
   }
-  if (args->scalars->skip) return MFSDP_OK;
+  if (!mfsdp_step_scalars_write(args->scalars)) return MFSDP_OK;
   if (args->op == MFSDP_FUSED_ADAMW && args->scalars->applied_steps < 1)
     return MFSDP_ERROR_SET(error, MFSDP_E_ARGUMENT, -1,
                            "fused: applied_steps is %lld; AdamW's bias correction counts from 1",
