@@ -28,7 +28,7 @@ arch=${ARCH:-native}
 "$nvcc" -std=c++17 -O3 -arch="$arch" -Xcompiler -fvisibility=hidden -c mfsdp/cuda/kernels.cu -o "$out/kernels.o" || stop 'kernels.cu does not compile'
 programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton_schulz muon adamw optimizer precondition'
 # These have nothing but the GPU in view.
-whole='cuda/ops cuda/runtime_cuda'
+whole='cuda/ops cuda/runtime_cuda cuda/transport_device'
 # shellcheck disable=SC2086 # lists of words
 {
   g++ -std=c++14 -O1 -I"$gtest" -isystem "$gtest/include" -c "$gtest/src/gtest-all.cc" -o "$out/gtest-all.o" &&
