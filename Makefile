@@ -81,6 +81,8 @@ THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|m
 release_TEST_SRCS := $(PICKED_TEST_SRCS)
 asan_TEST_SRCS := $(PICKED_TEST_SRCS)
 tsan_TEST_SRCS := $(filter $(THREADED),$(PICKED_TEST_SRCS))
+# These include CUDA's headers; the others see the double through tests/cudasim/rig.h.
+CUDA_TEST_SRCS := $(if $(TEST_SRCS),$(shell grep -lE 'include "(mfsdp/cuda|bench/cuda/device|tests/cudasim/cudasim.h|cudasim.h)' $(filter tests/cuda%,$(TEST_SRCS))))
 TEST_WRAP_SRCS := $(if $(TEST_SRCS),$(shell grep -l MFSDP_TEST_WRAP_MALLOC $(TEST_SRCS)))
 MPI_TEST_SRCS := $(wildcard tests/mpi/*.c)
 # The one that mostly waits comes first.

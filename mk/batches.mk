@@ -22,5 +22,5 @@ build/$1/tests/$(call batch_name,$2,$3).cpp: FORCE
 	@mkdir -p $$(@D)
 	@scripts/test_batch.sh $(call batch_files,$3) >$$@.new && { cmp -s $$@.new $$@ && rm $$@.new || mv $$@.new $$@; }
 build/$1/tests/$(call batch_name,$2,$3).o: build/$1/tests/$(call batch_name,$2,$3).cpp build/$1/flags.stamp
-	$$(call say,CXX,$$@)$$($1_CXX) $($1_TEST_FLAGS) -MMD -MP -c $$< -o $$@
+	$$(call say,CXX,$$@)$$($1_CXX) $($1_TEST_FLAGS) $(if $(filter batch/cuda,$2),-Itests/cudasim/include $($1_CUDA_CFLAGS)) -MMD -MP -c $$< -o $$@
 endef

@@ -28,14 +28,18 @@ $1_GTEST_LIBS := $(if $(GTEST_DIR),build/$1/libgtest.a,-lgtest_main -lgtest)
 $1_MPI_TESTS := $(if $(filter 1,$($1_MPI)),$(MPI_TEST_SRCS:%.c=build/$1/%))
 # Tests that count allocations carry a marker comment; the sanitizers have an allocator of their own.
 $1_WRAP_SRCS := $(if $(filter 0,$($1_SANITIZER)),$(filter $(TEST_WRAP_SRCS),$($1_TEST_SRCS)))
-$1_CUDA_SRCS := $(filter tests/cuda%,$($1_TEST_SRCS))
+$1_CUDA_SRCS := $(filter $(CUDA_TEST_SRCS),$($1_TEST_SRCS))
+# One defines main, the other starts itself again.
+$1_CUDA_ALONE := $$(filter tests/cuda/bench% tests/cudasim/%,$$($1_CUDA_SRCS))
+$1_CUDA_BATCHED := $$(filter-out $$($1_CUDA_ALONE),$$($1_CUDA_SRCS))
 $1_PLAIN_SRCS := $$(filter-out $$($1_WRAP_SRCS) $$($1_CUDA_SRCS),$($1_TEST_SRCS))
 # What includes CUDA's headers is compiled with flags of its own.
 $1_TESTS := $$(or $$(strip $$(call batch_programs,$1,batch,$$($1_PLAIN_SRCS)) $$(call batch_programs,$1,batch/wrap,$$($1_WRAP_SRCS)) \
-  $$(if $$(call batches,x),$$($1_CUDA_SRCS:%.cpp=build/$1/%))),\
+  $$(call batch_programs,$1,batch/cuda,$$($1_CUDA_BATCHED)) $$(if $$(call batches,x),$$($1_CUDA_ALONE:%.cpp=build/$1/%))),\
   $(patsubst %.cpp,build/$1/%,$($1_TEST_SRCS)))
 $$(foreach b,$$(call batches,$$($1_PLAIN_SRCS)),$$(eval $$(call batch_rules,$1,batch,$$b)))
 $$(foreach b,$$(call batches,$$($1_WRAP_SRCS)),$$(eval $$(call batch_rules,$1,batch/wrap,$$b)))
+$$(foreach b,$$(call batches,$$($1_CUDA_BATCHED)),$$(eval $$(call batch_rules,$1,batch/cuda,$$b)))
 
 # Objects are made again when a command line changes, not only when a file does.
 build/$1/flags.stamp: FORCE | build/$1/config.mk
