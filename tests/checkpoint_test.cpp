@@ -251,6 +251,7 @@ TEST(Checkpoint, EveryWorldGoesOnWithTheSameBits) {
     ModelDisk first;
     ASSERT_EQ(train_and_save(job, 3, 2, &first, 20000), "");
     for (int32_t world : {1, 2, 4, 8}) {
+      if (MFSDP_TEST_TSAN && world % 3 != 2) continue; /* 2 and 8 */
       ModelDisk other;
       job.planner = world == 2 ? MFSDP_PLANNER_ROUND_ROBIN : MFSDP_PLANNER_BALANCED;
       ASSERT_EQ(train_and_save(job, world, 2, &other, 20000), "");

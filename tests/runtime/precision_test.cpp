@@ -138,7 +138,9 @@ TEST(Precision, EveryCombinationEqualsTheOracle) {
   for (const Dtypes &d : all_dtypes()) {
     Job job = one_dtype_job(d);
     const test::Expected expected(job, 8, 2);
-    EXPECT_EQ(train(job, 4, 2, expected), "") << name_of(d);
+    if (!MFSDP_TEST_TSAN) { /* the same threads for all */
+      EXPECT_EQ(train(job, 4, 2, expected), "") << name_of(d);
+    }
     job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
     EXPECT_EQ(train(job, 2, 4, expected), "") << name_of(d) << ", worker queues";
   }
