@@ -84,7 +84,11 @@ struct Saver {
       : Saver(rank, job, micro_batches, disk->io(), "run") {}
   Saver(Rank *rank, const Job *job, int32_t micro_batches, const mfsdp_io &its_io,
         const char *folder)
-      : trainer(rank, job, micro_batches), io(its_io), desc(mfsdp_checkpoint_desc_default()) {
+      : trainer(rank, job, micro_batches), io(its_io), desc(mfsdp_checkpoint_desc_default()),
+        out_of_reach(*rank->backend) {
+    /* Odd worlds as with a GPU, whose memory the processor cannot reach: everything is staged. */
+    out_of_reach.traits &= ~static_cast<uint32_t>(MFSDP_BACKEND_HOST_MEMORY);
+    if (rank->world % 2 == 1) trainer.transport.backend = trainer.backend = &out_of_reach;
     desc.io = &io;
     desc.folder = folder;
     desc.stage_nbytes = 1024; /* several parts for most runs */
@@ -124,6 +128,7 @@ struct Saver {
   mfsdp_checkpoint *checkpoint = nullptr;
   mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
   mfsdp_checkpoint_loaded loaded;
+  mfsdp_backend out_of_reach;
 };
 
 constexpr int32_t kBlocks = 24;

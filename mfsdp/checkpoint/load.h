@@ -10,22 +10,26 @@
 
 /* ---- values ---- */
 
-/* Elements first .. first + count - 1 of a tensor in fp32, in ck->values (or ck->stage, if that is
- * what the file holds). count * 4 and count times the file's element fit the buffers. */
+/* Elements first .. first + count - 1 of a tensor in fp32: at `direct`, unless that is NULL, if the file
+ * holds fp32, else in ck->stage or ck->values. count * 4 and count times the file's element fit the
+ * buffers. */
 MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, const mfsdp__ck_place *place,
-                                             int64_t first, int64_t count, const float **out) {
+                                             int64_t first, int64_t count, float *direct,
+                                             const float **out) {
   mfsdp_checkpoint *ck = load->ck;
   const mfsdp__ck_open_file *file = &load->files[place->file];
   const int64_t element = mfsdp_safetensors_dtype_bits(place->tensor->dtype) / 8;
   float *values = (float *)ck->values.data;
   mfsdp_dtype dtype = MFSDP_F32;
+  void *dst = ck->stage.data;
   int64_t i;
   (void)mfsdp_safetensors_dtype_to(place->tensor->dtype, &dtype);
+  if (dtype == MFSDP_F32 && direct != NULL) dst = direct;
   MFSDP_TRY(mfsdp_io_read(ck->context, &ck->io, file->file, file->name,
                           place->tensor->file_offset + first * element, (size_t)(count * element),
-                          ck->stage.data));
+                          dst));
   load->loaded.data_nbytes += count * element;
-  *out = (const float *)ck->stage.data;
+  *out = (const float *)dst;
   if (dtype == MFSDP_F32) return MFSDP_OK;
   for (i = 0; i < count; ++i)
     values[i] = (float)mfsdp_element_get(ck->stage.data, dtype, i);
@@ -75,13 +79,19 @@ MFSDP_API mfsdp_status mfsdp__ck_load_param(mfsdp__ck_load *load, const mfsdp__c
   const mfsdp_piece *piece = mfsdp__ck_piece(ck, run);
   const mfsdp__ck_place place = mfsdp__ck_value_place(load, run->param);
   const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
+  const int whole = mfsdp__piece_copy(ck->rt, piece) == NULL; /* the master is all there is */
+  float *master = whole && mfsdp__ck_reaches(ck, ck->rt->state_space)
+                      ? mfsdp__piece_master(ck->rt, piece)
+                      : NULL;
   int64_t done, count;
   if (place.tensor == NULL) return MFSDP_OK; /* allowed: it keeps its value */
   for (done = 0; done < run->count; done += count) {
+    float *direct = master != NULL ? master + done : NULL;
     const float *values = NULL;
     count = run->count - done < most ? run->count - done : most;
-    MFSDP_TRY(mfsdp__ck_read_values(load, &place, run->first + done, count, &values));
-    MFSDP_TRY(mfsdp__init_store(ck->rt, piece, done, count, values, (float *)ck->device.data));
+    MFSDP_TRY(mfsdp__ck_read_values(load, &place, run->first + done, count, direct, &values));
+    if (values != direct)
+      MFSDP_TRY(mfsdp__init_store(ck->rt, piece, done, count, values, (float *)ck->device.data));
   }
   return MFSDP_OK;
 }
@@ -89,20 +99,20 @@ MFSDP_API mfsdp_status mfsdp__ck_load_param(mfsdp__ck_load *load, const mfsdp__c
 MFSDP_API mfsdp_status mfsdp__ck_load_state(mfsdp__ck_load *load, const mfsdp__ck_run *run) {
   mfsdp_checkpoint *ck = load->ck;
   mfsdp_runtime *rt = ck->rt;
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  void *self = rt->backend->self;
   const int64_t most = (int64_t)(ck->stage_nbytes / sizeof(double));
+  const int reached = mfsdp__ck_reaches(ck, run->space);
   int64_t done, count;
   if (load->places[run->tensor].tensor == NULL) return MFSDP_OK;
   for (done = 0; done < run->count; done += count) {
+    float *to = (float *)run->data + done;
     const float *values = NULL;
     count = run->count - done < most ? run->count - done : most;
-    MFSDP_TRY(
-        mfsdp__ck_read_values(load, &load->places[run->tensor], run->first + done, count, &values));
-    MFSDP_TRY(ops->copy(self, rt->compute, (float *)run->data + done, run->space, values,
-                        MFSDP_SPACE_PINNED, (size_t)count * sizeof(float)));
-    MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
-    MFSDP_TRY(ops->event_wait(self, ck->context, rt->compute_done, rt->deadline_us));
+    MFSDP_TRY(mfsdp__ck_read_values(load, &load->places[run->tensor], run->first + done, count,
+                                    reached ? to : NULL, &values));
+    if (values == to) continue;
+    MFSDP_TRY(rt->backend->ops->copy(rt->backend->self, rt->compute, to, run->space, values,
+                                     MFSDP_SPACE_PINNED, (size_t)count * sizeof(float)));
+    MFSDP_TRY(mfsdp__ck_settle(ck));
   }
   return MFSDP_OK;
 }
@@ -114,6 +124,7 @@ MFSDP_API mfsdp_status mfsdp__ck_load_runs(mfsdp__ck_load *load) {
   const mfsdp_backend_ops *ops = ck->rt->backend->ops;
   int32_t i;
   mfsdp__unit_drop_unacquired(ck->rt);
+  MFSDP_TRY(mfsdp__ck_settle(ck));
   for (i = 0; i < ck->run_count; ++i) {
     const int32_t tensor = ck->runs[i].tensor;
     if (tensor < model->tensor_first + model->tensor_count)

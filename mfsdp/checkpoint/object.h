@@ -114,4 +114,19 @@ MFSDP_API int32_t mfsdp__ck_tensor_of(const mfsdp_checkpoint *ck, int32_t set, i
   return ck->param_tensors[set * ck->rt->param_count + param];
 }
 
+/* ---- memory of the runtime ---- */
+
+/* Whether the processor itself reads and writes a space: what lies there needs no staging. */
+MFSDP_API int mfsdp__ck_reaches(const mfsdp_checkpoint *ck, mfsdp_space space) {
+  return space != MFSDP_SPACE_DEVICE || (ck->rt->backend->traits & MFSDP_BACKEND_HOST_MEMORY) != 0;
+}
+
+/* Waits for everything that the compute queue was given. */
+MFSDP_API mfsdp_status mfsdp__ck_settle(mfsdp_checkpoint *ck) {
+  mfsdp_runtime *rt = ck->rt;
+  const mfsdp_backend_ops *ops = rt->backend->ops;
+  MFSDP_TRY(ops->event_record(rt->backend->self, rt->compute, rt->compute_done));
+  return ops->event_wait(rt->backend->self, ck->context, rt->compute_done, rt->deadline_us);
+}
+
 #endif /* MFSDP_CHECKPOINT_OBJECT_H */

@@ -147,12 +147,10 @@ MFSDP_API mfsdp_status mfsdp__ck_check_token(mfsdp_checkpoint *ck, const mfsdp__
 MFSDP_API mfsdp_status mfsdp__ck_fetch(mfsdp_checkpoint *ck, const mfsdp__ck_run *run,
                                        size_t offset, size_t nbytes) {
   mfsdp_runtime *rt = ck->rt;
-  const mfsdp_backend_ops *ops = rt->backend->ops;
-  void *self = rt->backend->self;
-  MFSDP_TRY(ops->copy(self, rt->compute, ck->stage.data, MFSDP_SPACE_PINNED,
-                      (const unsigned char *)run->data + offset, run->space, nbytes));
-  MFSDP_TRY(ops->event_record(self, rt->compute, rt->compute_done));
-  return ops->event_wait(self, ck->context, rt->compute_done, rt->deadline_us);
+  MFSDP_TRY(rt->backend->ops->copy(rt->backend->self, rt->compute, ck->stage.data,
+                                   MFSDP_SPACE_PINNED, (const unsigned char *)run->data + offset,
+                                   run->space, nbytes));
+  return mfsdp__ck_settle(ck);
 }
 
 MFSDP_API mfsdp_status mfsdp__ck_write_run(mfsdp_checkpoint *ck, const mfsdp__ck_run *run,
@@ -161,12 +159,13 @@ MFSDP_API mfsdp_status mfsdp__ck_write_run(mfsdp_checkpoint *ck, const mfsdp__ck
   const size_t element = mfsdp__ck_element_nbytes(ck, run->tensor);
   const size_t nbytes = (size_t)run->count * element;
   const int64_t at = ck->tensors[run->tensor].file_offset + run->first * (int64_t)element;
+  const int reached = mfsdp__ck_reaches(ck, run->space);
   size_t done, part;
   for (done = 0; done < nbytes; done += part) {
     part = nbytes - done < ck->stage_nbytes ? nbytes - done : ck->stage_nbytes;
-    MFSDP_TRY(mfsdp__ck_fetch(ck, run, done, part));
-    MFSDP_TRY(
-        mfsdp_io_write(ck->context, &ck->io, file, path, at + (int64_t)done, part, ck->stage.data));
+    if (!reached) MFSDP_TRY(mfsdp__ck_fetch(ck, run, done, part));
+    MFSDP_TRY(mfsdp_io_write(ck->context, &ck->io, file, path, at + (int64_t)done, part,
+                             reached ? (const unsigned char *)run->data + done : ck->stage.data));
   }
   *written += (int64_t)nbytes;
   return MFSDP_OK;
@@ -205,6 +204,7 @@ MFSDP_API mfsdp_status mfsdp__ck_write_own(mfsdp_checkpoint *ck, const mfsdp__ck
                                            int64_t *written) {
   int32_t file, first = 0, last;
   if (ck->rank != 0) MFSDP_TRY(mfsdp__ck_check_token(ck, save));
+  MFSDP_TRY(mfsdp__ck_settle(ck));
   for (file = 0; file < ck->file_count; ++file, first = last) {
     last = mfsdp__ck_last_run(ck, file, first);
     if (mfsdp__ck_touches(ck, first, last))
