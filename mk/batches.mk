@@ -2,7 +2,7 @@
 # Several test files in one program: one by one, each would compile the library and the rigs again,
 # which is most of the time that the test suites take. With TESTS=text each file is a program of its
 # own: quicker to make again after a change, and quick to run.
-BATCH ?= $(if $(TESTS),1,8)
+BATCH ?= $(if $(TESTS),1,16)
 
 # $(call batches,FILES): words FILE,FILE,... (none if a program has one file). Files are dealt out, so
 # that those of one folder, which take alike long, do not meet in one program.

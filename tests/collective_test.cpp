@@ -748,13 +748,19 @@ std::string world_name(const ::testing::TestParamInfo<World> &info) {
          (info.param.queue_kind == MFSDP_HOST_QUEUE_INLINE ? "inline" : "worker");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Worlds, Collective,
-    ::testing::Values(World{1, MFSDP_HOST_QUEUE_INLINE}, World{2, MFSDP_HOST_QUEUE_INLINE},
-                      World{3, MFSDP_HOST_QUEUE_INLINE}, World{4, MFSDP_HOST_QUEUE_WORKER},
-                      World{7, MFSDP_HOST_QUEUE_INLINE}, World{8, MFSDP_HOST_QUEUE_INLINE},
-                      World{8, MFSDP_HOST_QUEUE_WORKER}),
-    world_name);
+/* Under the thread sanitizer no second world of the same kind: there it finds what it found before. */
+std::vector<World> worlds() {
+  std::vector<World> all = {{2, MFSDP_HOST_QUEUE_INLINE},
+                            {3, MFSDP_HOST_QUEUE_INLINE},
+                            {4, MFSDP_HOST_QUEUE_WORKER},
+                            {8, MFSDP_HOST_QUEUE_WORKER}};
+  if (!MFSDP_TEST_TSAN)
+    for (int32_t world : {1, 7, 8})
+      all.push_back({world, MFSDP_HOST_QUEUE_INLINE});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, Collective, ::testing::ValuesIn(worlds()), world_name);
 
 /* ---- b3: a rank that runs something else ---- */
 

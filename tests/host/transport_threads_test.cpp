@@ -25,7 +25,7 @@ using test::run_ranks;
 using test::send_to;
 
 const int32_t kWorlds[] = {1, 2, 3, 4, 7, 8};
-const std::size_t kSizes[] = {0, 1, 999, std::size_t(1) << 20};
+const std::size_t kSizes[] = {0, 1, 999, std::size_t(1) << (MFSDP_TEST_TSAN ? 17 : 20)};
 
 using Bytes = std::vector<unsigned char>;
 
