@@ -91,7 +91,7 @@ CLI_TESTS := $(filter %/mpi.sh,$(CLI_TESTS)) $(filter-out %/mpi.sh,$(CLI_TESTS))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
-PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz
+PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz install uninstall dist
 asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
 tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
 release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
@@ -118,6 +118,7 @@ build/%/config.mk: build/packages.stamp build/inputs.stamp scripts/probe.sh $(wi
 
 include mk/sets.mk
 include mk/batches.mk
+include mk/install.mk
 ifneq ($(strip $(SETS)),)
 include $(SETS:%=build/%/config.mk)
 endif
@@ -187,7 +188,7 @@ info: $(SETS:%=build/%/config.mk) ## what was detected, and why something is off
 	@printf '%-14s %s\n' examples '$(EXAMPLES)' benchmarks '$(BENCHES)' 'test programs' '$(words $(TEST_SRCS))'
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST)) mk/install.mk
 	@for b in $(BENCHES); do printf '  %-14s runs build/bench/%s (BENCH_ARGS=--quick)\n' "bench-$$b" $$b; done
 	@printf '  %-14s %s\n' 'test-<suite>' 'suites: unit cli asan tsan headers dag rules'
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+# The interface targets, for an installed copy and for add_subdirectory alike. Expects
+# MatrixFSDP_INCLUDE_DIR. MPI's and CUDA's come when they are asked for.
+#
+#   MatrixFSDP::core    the headers that include C standard headers only
+#   MatrixFSDP::host    processors, ranks as threads; add any CBLAS or LAPACKE
+#   MatrixFSDP::mpi     MPI-3
+#   MatrixFSDP::cuda    CUDA and NCCL; MatrixFSDP_CUDA_KERNELS is the source to compile with them
+
+function(matrixfsdp_target name)
+  if(NOT TARGET MatrixFSDP::${name})
+    add_library(MatrixFSDP::${name} INTERFACE IMPORTED GLOBAL)
+    set_property(TARGET MatrixFSDP::${name} PROPERTY INTERFACE_LINK_LIBRARIES ${ARGN})
+  endif()
+endfunction()
+
+if(NOT TARGET MatrixFSDP::core)
+  matrixfsdp_target(core m)
+  set_property(TARGET MatrixFSDP::core PROPERTY INTERFACE_INCLUDE_DIRECTORIES
+    "${MatrixFSDP_INCLUDE_DIR}")
+  # What bitwise equal results need. Never -ffast-math.
+  set_property(TARGET MatrixFSDP::core PROPERTY INTERFACE_COMPILE_OPTIONS
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fno-math-errno;-ffp-contract=off>")
+endif()
+
+if(NOT TARGET MatrixFSDP::host)
+  find_package(Threads REQUIRED)
+  matrixfsdp_target(host MatrixFSDP::core Threads::Threads)
+endif()
+
+if("mpi" IN_LIST MatrixFSDP_FIND_COMPONENTS AND NOT TARGET MatrixFSDP::mpi)
+  find_package(MPI REQUIRED COMPONENTS C)
+  matrixfsdp_target(mpi MatrixFSDP::host MPI::MPI_C)
+endif()
+
+if("cuda" IN_LIST MatrixFSDP_FIND_COMPONENTS AND NOT TARGET MatrixFSDP::cuda)
+  find_package(CUDAToolkit REQUIRED)
+  find_library(MatrixFSDP_NCCL nccl REQUIRED)
+  matrixfsdp_target(cuda MatrixFSDP::host CUDA::cudart CUDA::cublas CUDA::cusolver
+    ${MatrixFSDP_NCCL})
+  set(MatrixFSDP_CUDA_KERNELS "${MatrixFSDP_INCLUDE_DIR}/mfsdp/cuda/kernels.cu")
+endif()

@@ -1,0 +1,173 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Installed copies, found by pkg-config, CMake and a bare compiler line; releases and the single header.
+cd "$(dirname "$0")/../.." || exit 1
+suite=install
+. tests/cli/lib.sh
+CC=${CC:-gcc} CXX=${CXX:-g++}
+math='-O0 -fno-math-errno -ffp-contract=off'
+prefix=$work/prefix
+run() { # NAME COMMAND...: ok if it ends with 0
+  name=$1
+  shift
+  if "$@" >"$work/log" 2>&1; then ok "$name"; else bad "$name" "$(tail -n 5 "$work/log" | tr '\n' ' ')"; fi
+}
+
+# A user's program in C and in C++: two files of each language, linked together.
+mkdir "$work/user"
+cat >"$work/user/main.c" <<'END'
+#include <stdio.h>
+#include USER_HEADER
+int other(void);
+int main(void) {
+  mfsdp_param params[2] = {mfsdp_param_default(), mfsdp_param_default()};
+  mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  mfsdp_context context;
+  mfsdp_plan *plan = NULL;
+  int pieces = 0;
+  params[0].name = "a";
+  params[1].name = "b";
+  params[0].unit = params[1].unit = 0;
+  params[0].role = params[1].role = MFSDP_ROLE_MATRIX;
+  params[0].ndim = params[1].ndim = 2;
+  params[0].shape[0] = params[0].shape[1] = params[1].shape[0] = params[1].shape[1] = 64;
+  desc.params = params;
+  desc.param_count = 2;
+  desc.world = 2;
+  if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK) return 1;
+  if (mfsdp_plan_create(&context, &desc, &plan) != MFSDP_OK) return 1;
+  mfsdp_plan_pieces(plan, -1, &pieces);
+  mfsdp_plan_destroy(&context, plan);
+  printf("%d %d\n", pieces, other());
+  return mfsdp_context_destroy(&context) != MFSDP_OK;
+}
+END
+cat >"$work/user/other.c" <<'END'
+#include USER_HEADER
+#ifdef __cplusplus
+extern "C"
+#endif
+int other(void);
+int other(void) { return MFSDP_VERSION; }
+END
+sed 's/^int other(void);$/extern "C" int other(void);/' "$work/user/main.c" >"$work/user/main.cpp"
+cp "$work/user/other.c" "$work/user/other.cpp"
+version=$(sed -n 's/^#define MFSDP_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' mfsdp/config.h | paste -sd.)
+wanted="2 $(echo "$version" | awk -F. '{ print $1 * 1000000 + $2 * 1000 + $3 }')"
+
+# NAME HEADER FLAGS LIBRARIES: as C and as C++; what it prints, and that nothing but main and other is exported
+build() {
+  for language in c cpp; do
+    case $language in c) compiler="$CC -std=c11" ;; cpp) compiler="$CXX -std=c++11" ;; esac
+    # shellcheck disable=SC2086 # lists of words
+    if $compiler -DUSER_HEADER="\"$2\"" $3 "$work/user/main.$language" "$work/user/other.$language" -o "$work/a.out" $4 \
+      >"$work/log" 2>&1; then
+      check "$1 ($language)" "$("$work/a.out")" "$wanted"
+    else
+      bad "$1 ($language)" "$(head -n 3 "$work/log" | tr '\n' ' ')"
+    fi
+  done
+}
+
+# ---- install ----
+run 'make install' make -s install PREFIX="$prefix"
+check 'every header is installed' "$(cd "$prefix/include" && find . -type f | LC_ALL=C sort)" \
+  "$(find ./matrixfsdp.h ./mfsdp -name '*.h' -o -name '*.cu' | LC_ALL=C sort)"
+check 'nothing is left to fill in' "$(grep -rl '@[A-Z]*@' "$prefix/share")" ''
+check 'files are for all to read' "$(find "$prefix" -type f ! -perm 644)" ''
+build 'a bare compiler line' matrixfsdp.h "-I$prefix/include $math" '-lm'
+
+run 'DESTDIR stands before the prefix' make -s install PREFIX=/opt/mfsdp DESTDIR="$work/stage"
+check 'and in no file' "$(grep -rl "$work" "$work/stage")" ''
+touch "$work/stage/opt/mfsdp/include/mfsdp/gone.h"
+run 'a second installation' make -s install PREFIX=/opt/mfsdp DESTDIR="$work/stage"
+check 'leaves nothing of the first' "$(find "$work/stage" -name gone.h)" ''
+run 'make uninstall' make -s uninstall PREFIX=/opt/mfsdp DESTDIR="$work/stage"
+check 'leaves no file' "$(find "$work/stage" -type f)" ''
+for bad_prefix in relative '/with space' '/with$dollar' '/with|bar'; do
+  PREFIX=$bad_prefix DESTDIR=$work/bad scripts/install.sh install >"$work/log" 2>&1
+  check "PREFIX=$bad_prefix is refused" "$?" 2
+done
+check 'and nothing was written' "$(find "$work/bad" 2>/dev/null)" ''
+
+# ---- pkg-config ----
+if command -v pkg-config >/dev/null 2>&1; then
+  PKG_CONFIG_PATH=$prefix/share/pkgconfig
+  export PKG_CONFIG_PATH
+  for package in matrixfsdp matrixfsdp-host matrixfsdp-mpi matrixfsdp-cuda; do
+    check "$package has the version" "$(pkg-config --modversion $package 2>&1)" "$version"
+  done
+  build 'pkg-config: the core' matrixfsdp.h "$(pkg-config --cflags matrixfsdp)" "$(pkg-config --libs matrixfsdp)"
+  strict=$(pkg-config --variable=strict_cflags matrixfsdp-host)
+  build 'pkg-config: the host, with its strict flags' mfsdp/host/transport_threads.h \
+    "$strict $(pkg-config --cflags matrixfsdp-host) -include matrixfsdp.h" "$(pkg-config --libs matrixfsdp-host)"
+  check 'pkg-config: where the kernels are' "$([ -s "$(pkg-config --variable=kernels matrixfsdp-cuda)" ] && echo there)" there
+else
+  echo "skip $suite: pkg-config needs pkg-config"
+fi
+
+# ---- CMake ----
+cmake_project() { # NAME LINES...: a project that builds the user's programs
+  mkdir -p "$work/$1"
+  cat >"$work/$1/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.18)
+project(user LANGUAGES C CXX)
+$2
+add_executable(in_c ../user/main.c ../user/other.c)
+add_executable(in_cpp ../user/main.cpp ../user/other.cpp)
+foreach(program in_c in_cpp)
+  target_compile_definitions(\${program} PRIVATE "USER_HEADER=\"matrixfsdp.h\"")
+  target_link_libraries(\${program} PRIVATE MatrixFSDP::host)
+endforeach()
+END
+  cmake -S "$work/$1" -B "$work/$1/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX"
+}
+cmake_builds() { # NAME LINES
+  if cmake_project "$1" "$2" >"$work/log" 2>&1 && cmake --build "$work/$1/build" >>"$work/log" 2>&1; then
+    check "CMake: $1" "$("$work/$1/build/in_c") $("$work/$1/build/in_cpp")" "$wanted $wanted"
+  else
+    bad "CMake: $1" "$(tail -n 5 "$work/log" | tr '\n' ' ')"
+  fi
+}
+if command -v cmake >/dev/null 2>&1; then
+  series=${version%.*}
+  cmake_builds installed "find_package(MatrixFSDP $series REQUIRED COMPONENTS host)"
+  cmake_builds subdirectory "add_subdirectory(\"$PWD\" matrixfsdp)"
+  cmake_project newer 'find_package(MatrixFSDP 99.0 REQUIRED)' >"$work/log" 2>&1
+  check 'CMake: a newer version is not found' "$?" 1
+  cmake_project component 'find_package(MatrixFSDP REQUIRED COMPONENTS hots)' >"$work/log" 2>&1
+  check 'CMake: an unknown component is named' "$(grep -c 'no component hots: it has' "$work/log")" 1
+else
+  echo "skip $suite: CMake needs cmake"
+fi
+
+# ---- a release ----
+run 'dist' scripts/dist.sh "$work/dist"
+check 'its checksums' "$(cd "$work/dist" && sha256sum -c --quiet SHA256SUMS 2>&1)" ''
+mkdir "$work/unpacked"
+tar -xzf "$work/dist/matrixfsdp-$version.tar.gz" -C "$work/unpacked"
+run 'dist of the unpacked release' "$work/unpacked/matrixfsdp-$version/scripts/dist.sh" "$work/again"
+check 'gives the same bytes' "$(cat "$work/again/SHA256SUMS")" "$(cat "$work/dist/SHA256SUMS")"
+run 'the unpacked release can be installed' make -s -C "$work/unpacked/matrixfsdp-$version" install PREFIX="$work/other"
+
+mkdir "$work/single"
+cp "$work/dist/matrixfsdp_single.h" "$work/single"
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Werror'
+build 'the single header' matrixfsdp_single.h \
+  "-I$work/single $math $warnings -D_POSIX_C_SOURCE=200809L" '-lpthread -lm'
+check 'exports nothing of its own' "$(nm -g --defined-only "$work/a.out" | grep -ci mfsdp)" 0
+# Behind its switches the headers of BLAS and LAPACK are the system's: no warnings as errors.
+for part in CBLAS LAPACKE; do
+  header=$(echo $part | tr '[:upper:]' '[:lower:]')
+  case $part in CBLAS) function=mfsdp_host_math_cblas ;; LAPACKE) function=mfsdp_host_lapacke ;; esac
+  if echo "#include <$header.h>" | $CC -E - >/dev/null 2>&1; then
+    echo "#define MFSDP_SINGLE_$part 1
+#include \"matrixfsdp_single.h\"
+const void *table(void);
+const void *table(void) { return $function(); }" >"$work/single/part.c"
+    run "the single header with $part" $CC -std=c11 -D_POSIX_C_SOURCE=200809L -I"$work/single" -c "$work/single/part.c" -o "$work/part.o"
+  else
+    echo "skip $suite: the single header with $part needs $header.h"
+  fi
+done
