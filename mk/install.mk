@@ -4,8 +4,11 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .PHONY: install uninstall dist
-install uninstall:
-	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh $@
+install: ## headers, pkg-config files and a CMake package to PREFIX=/usr/local, below DESTDIR
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh install
 
-dist:
+uninstall: ## takes them away again
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh uninstall
+
+dist: ## a release in build/dist: an archive, the single header, checksums
 	@scripts/dist.sh build/dist
