@@ -126,6 +126,19 @@ MFSDP_API mfsdp_param mfsdp_param_default(void) {
   return param;
 }
 
+/* The default with what each parameter states: a rows x cols tensor of a unit. */
+MFSDP_API mfsdp_param mfsdp_param_2d(const char *name, int32_t unit, mfsdp_role role, int64_t rows,
+                                     int64_t cols) {
+  mfsdp_param param = mfsdp_param_default();
+  param.name = name;
+  param.unit = unit;
+  param.role = role;
+  param.ndim = 2;
+  param.shape[0] = rows;
+  param.shape[1] = cols;
+  return param;
+}
+
 /*
  * What BALANCED keeps; MFSDP_PLAN_NO_CAP: no such cap. COST_AWARE uses max_gamma_permille as said
  * above; the other planners keep none and refuse any. Caps that no plan can keep, or for which none
