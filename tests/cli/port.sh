@@ -30,6 +30,15 @@ last() { tail -n 1 "$1" | cut -d' ' -f4; }
 check 'with Muon a lower loss' "$(awk -v a="$(last "$work/before.out")" -v m="$(last "$work/muon.out")" 'BEGIN { print m < a }')" 1
 check 'every run the same' "$(cmp "$work/muon.out" "$work/again.out" 2>&1)" ''
 
+# ---- docs/porting.md ----
+awk -v file=examples/port/after.c '
+  BEGIN { while ((getline line < file) > 0) there[line] = 1 }
+  /^```c$/ { inside = 1; next }
+  /^```/ { inside = 0 }
+  inside { count++; if (!($0 in there)) print "not in " file ": " $0 }
+  END { if (count < 30) print "only " count + 0 " lines of code" }' docs/porting.md >"$work/unknown"
+check 'all code of docs/porting.md stands in after.c' "$(cat "$work/unknown")" ''
+
 diff examples/port/before.c examples/port/after.c >"$work/diff"
 added=$(grep -c '^>' "$work/diff") removed=$(grep -c '^<' "$work/diff")
 check "the port adds less than 120 lines (adds $added, removes $removed)" "$([ "$added" -lt 120 ] && echo yes)" yes
