@@ -5,18 +5,10 @@
  *           -ffp-contract=off -I. \
  *           examples/collective.c -lpthread -lm */
 #include "mfsdp/collective.h"
-#include "mfsdp/host/backend_host.h"
-#include "mfsdp/host/transport_threads.h"
+#include "mfsdp/host/threads_run.h"
 
 #define RANKS 3
 #define COUNT 8
-
-typedef struct rank {
-  mfsdp_threads_world *world;
-  int32_t index;
-  mfsdp_status status;
-  mfsdp_thread thread;
-} rank;
 
 /* The part that a user writes: a layout, two collectives, two calls. */
 static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transport,
@@ -48,54 +40,26 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
   return MFSDP_OK;
 }
 
-static mfsdp_status run(mfsdp_context *context, rank *self) {
-  const mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
-  mfsdp_host_backend *host = NULL;
-  const mfsdp_backend *backend;
-  mfsdp_transport transport;
+static mfsdp_status body(mfsdp_threads_rank *rank, void *user) {
+  const mfsdp_backend *backend = rank->backend;
   mfsdp_queue *queue = NULL;
-  MFSDP_TRY(mfsdp_host_backend_create(context, &desc, &host));
-  backend = mfsdp_host_backend_get(host);
-  MFSDP_TRY(mfsdp_threads_transport_create(context, self->world, self->index, backend, &transport));
-  MFSDP_TRY(backend->ops->queue_create(backend->self, context, "communication", &queue));
-  MFSDP_TRY(talk(context, &transport, queue));
-  backend->ops->queue_destroy(backend->self, context, queue);
-  MFSDP_TRY(transport.ops->destroy(transport.self, context));
-  return mfsdp_host_backend_destroy(context, host);
-}
-
-static void rank_main(void *argument) {
-  rank *self = (rank *)argument;
-  mfsdp_context_desc desc = mfsdp_context_desc_default();
-  mfsdp_context context;
-  desc.rank = self->index;
-  self->status = mfsdp_context_init(&context, &desc);
-  if (self->status == MFSDP_OK) self->status = run(&context, self);
-  if (self->status != MFSDP_OK)
-    fprintf(stderr, "collective: rank %d: %s\n", (int)self->index,
-            mfsdp_context_error(&context)->message);
+  mfsdp_status status;
+  (void)user;
+  MFSDP_TRY(backend->ops->queue_create(backend->self, &rank->context, "communication", &queue));
+  status = talk(&rank->context, &rank->transport, queue);
+  backend->ops->queue_destroy(backend->self, &rank->context, queue);
+  return status;
 }
 
 int main(void) {
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
-  mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
-  mfsdp_threads_world *world = NULL;
+  mfsdp_threads_run_desc desc = mfsdp_threads_run_desc_default();
   mfsdp_context context;
-  rank ranks[RANKS];
-  int failed = 0, i;
-  desc.world = RANKS;
-  desc.deadline_us = 5000000;
-  if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK ||
-      mfsdp_threads_world_create(&context, &desc, &world) != MFSDP_OK)
-    return 1;
-  for (i = 0; i < RANKS; ++i) {
-    ranks[i].world = world;
-    ranks[i].index = i;
-    if (mfsdp_thread_start(&ranks[i].thread, rank_main, &ranks[i]) != MFSDP_OK) return 1;
-  }
-  for (i = 0; i < RANKS; ++i) {
-    mfsdp_thread_join(&ranks[i].thread);
-    failed |= ranks[i].status != MFSDP_OK;
-  }
-  return failed || mfsdp_threads_world_destroy(&context, world) != MFSDP_OK;
+  desc.threads.world = RANKS;
+  desc.threads.deadline_us = 5000000;
+  if (mfsdp_context_init(&context, &context_desc) == MFSDP_OK &&
+      mfsdp_threads_run(&context, &desc, body, NULL) == MFSDP_OK)
+    return 0;
+  fprintf(stderr, "collective: %s\n", mfsdp_context_error(&context)->message);
+  return 1;
 }

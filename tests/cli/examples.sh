@@ -14,12 +14,23 @@ expect plan_only '^down  \[64,256\]  unit 1  matrix whole -> 1 matrix  group 0  
 expect newton_schulz 'near the identity'
 expect collective 'sum over 3 ranks of element 7 is 21'
 expect optimizer '^loss after 200 steps: [0-5]\.[0-9]$' # from some 200
+expect loop '^loss of step 300: 0\.000[0-9]$' # from 21.7
+expect loop_by_hand '^loss of step 300 on rank 0: 0\.000[0-9]$'
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 expect reshard '^rank 2 of 3 read 2024448 bytes$' "$folder/run" # of 6054912: what it owns, once
-if [ "$(wc -l <examples/reshard.c)" -lt 150 ]; then echo 'ok example reshard: under 150 lines'; else
-  echo 'not ok example reshard: under 150 lines'
+if ${CXX:-g++} -std=c++11 -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -I. examples/raii.cpp -o "$folder/raii" -lpthread -lm &&
+  "$folder/raii" | grep -q '^world 5: the fullest rank has 1.25 of the mean cost$'; then
+  echo 'ok example raii'
+else
+  echo 'not ok example raii'
 fi
+for example in plan_only newton_schulz optimizer collective loop loop_by_hand reshard raii; do
+  lines=$(cat examples/$example.c* | wc -l)
+  if [ "$lines" -lt 150 ]; then echo "ok example $example: under 150 lines"; else
+    echo "not ok example $example: $lines lines, needs less than 150"
+  fi
+done
 if command -v python3 >/dev/null 2>&1; then
   read=$(python3 examples/read_tensor.py "$folder/run/step-0" down.weight)
   if [ "$read" = 'F32 [128, 96] 1e+06 1e+06 1e+06 1e+06' ]; then echo 'ok example read_tensor'; else
