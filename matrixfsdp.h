@@ -42,6 +42,7 @@
 
 #include "mfsdp/adamw.h"
 #include "mfsdp/backend.h"
+#include "mfsdp/backend_check.h"
 #include "mfsdp/background.h"
 #include "mfsdp/checkpoint.h"
 #include "mfsdp/collective.h"

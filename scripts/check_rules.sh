@@ -32,6 +32,7 @@ context: config status types memory
 random: config types
 dtype: config types
 backend: BASE
+backend_check: BASE backend
 transport: BASE backend
 cost: config status types
 plan: BASE cost
@@ -296,7 +297,7 @@ rule_state() {
 rule_symbols() {
   compiled symbols || return 0
   # The toolkit's headers define functions too: those that are there without ours are theirs.
-  grep -h '^[ \t]*#[ \t]*include[ \t]*<cu' $headers | LC_ALL=C sort -u >"$tmp/vendor.c"
+  grep -hE '^[ \t]*#[ \t]*include[ \t]*<(cu|nccl|netinet)' $headers | LC_ALL=C sort -u >"$tmp/vendor.c"
   # shellcheck disable=SC2086
   if [ -s "$tmp/vendor.c" ] && ${CC:-gcc} -std=c11 -O0 -w -fkeep-inline-functions $all_flags -c "$tmp/vendor.c" \
     -o "$tmp/vendor.o" 2>/dev/null; then nm "$tmp/vendor.o" >"$tmp/vendor.nm"; else : >"$tmp/vendor.nm"; fi

@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * device.c - Newton-Schulz in bf16 and every operation of ops.h on a GPU, beside what the same run
- * measures of the device: the rate of cuBLAS on one large product, and of copies.
+ * device.c - Newton-Schulz in bf16, the optimizer step of a whole model and every operation of ops.h on
+ * a GPU, beside what the same run measures of the device: the rate of cuBLAS on one large product, and
+ * of copies.
  *
  * The peer of Newton-Schulz is its own plain form: three general products a step through the same
  * library. `limit`: the measured rate of cuBLAS, for the multiply-adds that were really asked for (a
- * symmetric product by half counts its tiles). Bytes of the passes: the table in ops.h.
- * Times are wall clock around work that is enqueued at once and waited for once. No peer in Python yet.
+ * symmetric product by half counts its tiles). Bytes of the passes: the table in ops.h. The step: Muon
+ * for the hidden matrices of model.h, in batches as optimizer.h makes them, AdamW for the rest, on fp32
+ * masters without a narrower copy, which is what the peer in PyTorch updates too.
+ * Times are wall clock around work that is enqueued at once and waited for once. PyTorch measures
+ * itself (bench/peers/torch_gpu.py), and bench/peers/join.py puts its figures beside these.
  *
  * Built and run by scripts/gpu_check.sh; tests/cuda/bench_device_test.cpp runs it on the host double,
  * where its figures mean nothing (--tiny).
  */
 #include "../support/bench.h"
 
+#include "model.h"
 #include "ops.h"
 
 #include "mfsdp/cuda/backend_cuda.h"
@@ -264,6 +269,114 @@ static void run_case(bench_report *report, device *d, const ns_case *shape) {
   give(d, n.out, nbytes);
 }
 
+/* ---- the step of a model ---- */
+
+typedef struct model_data {
+  const model *shape;
+  mfsdp_buffer masters, grads, scalars;
+  mfsdp_optimizer_tensor *tensors;
+  mfsdp_optimizer *optimizer;
+} model_data;
+
+static void run_step(device *d, void *user) {
+  const model_data *m = (const model_data *)user;
+  need(d, mfsdp_optimizer_step(&d->context, m->optimizer, d->queue,
+                               (const mfsdp_step_scalars *)m->scalars.data, NULL));
+}
+
+/* The same numbers again and again: nobody waits for a host that makes billions. */
+static void fill_buffer(device *d, const mfsdp_buffer *buffer) {
+  const size_t some = buffer->nbytes < (size_t)64 << 20 ? buffer->nbytes : (size_t)64 << 20;
+  float *values = numbers(d, (int64_t)(some / sizeof(float)), 5);
+  size_t at;
+  for (at = 0; at < buffer->nbytes; at += some)
+    need(d, d->ops.copy(d->backend->self, d->queue, (unsigned char *)buffer->data + at,
+                        MFSDP_SPACE_DEVICE, values, MFSDP_SPACE_DEVICE,
+                        buffer->nbytes - at < some ? buffer->nbytes - at : some));
+  settle(d);
+  give(d, values, some);
+}
+
+static void make_tensors(const model *shape, model_data *m) {
+  const int32_t count = model_tensor_count(shape);
+  int32_t i;
+  m->tensors = (mfsdp_optimizer_tensor *)calloc((size_t)count, sizeof(*m->tensors));
+  if (m->tensors == NULL) exit(1);
+  for (i = 0; i < count; ++i) {
+    const model_tensor from = model_tensor_at(shape, i);
+    const int64_t offset = model_offset(shape, i);
+    mfsdp_optimizer_tensor *tensor = &m->tensors[i];
+    tensor->name = from.matrix ? "matrix" : "other";
+    tensor->role = from.matrix ? MFSDP_ROLE_MATRIX : MFSDP_ROLE_ELEMENTWISE;
+    tensor->hyper_group = from.matrix ? 0 : 1;
+    tensor->param = i;
+    tensor->rows = from.rows;
+    tensor->cols = from.cols;
+    tensor->count = from.rows * from.cols;
+    tensor->master = (float *)m->masters.data + offset;
+    tensor->grad = (const float *)m->grads.data + offset;
+    tensor->param_dtype = MFSDP_F32;
+  }
+}
+
+/* Not OK: the device may not hold it. */
+static mfsdp_status make_model(device *d, model_data *m) {
+  const size_t nbytes =
+      (size_t)model_offset(m->shape, model_tensor_count(m->shape)) * sizeof(float);
+  mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
+  mfsdp_step_scalars scalars[2];
+  mfsdp_hyper_group groups[2];
+  scalars[0] = scalars[1] = mfsdp_step_scalars_default(1e-6, 0.1);
+  scalars[0].applied_steps = scalars[1].applied_steps = 10;
+  groups[0] = mfsdp_hyper_group_muon(MFSDP_MUON_TORCH);
+  groups[0].muon.newton_schulz.dtype = MFSDP_BF16;
+  groups[1] = mfsdp_hyper_group_adamw(1e-6, 0.1);
+  desc.groups = groups;
+  desc.group_count = 2;
+  MFSDP_TRY(mfsdp_buffer_alloc(&d->context, d->backend, nbytes, MFSDP_SPACE_DEVICE,
+                               MFSDP_MEMORY_SHARD, &m->masters));
+  MFSDP_TRY(mfsdp_buffer_alloc(&d->context, d->backend, nbytes, MFSDP_SPACE_DEVICE,
+                               MFSDP_MEMORY_GRAD, &m->grads));
+  MFSDP_TRY(mfsdp_buffer_alloc(&d->context, d->backend, sizeof(scalars), MFSDP_SPACE_DEVICE,
+                               MFSDP_MEMORY_TABLE, &m->scalars));
+  fill_buffer(d, &m->masters);
+  fill_buffer(d, &m->grads);
+  need(d, d->ops.copy(d->backend->self, d->queue, m->scalars.data, MFSDP_SPACE_DEVICE, scalars,
+                      MFSDP_SPACE_HOST, sizeof(scalars)));
+  settle(d);
+  make_tensors(m->shape, m);
+  return mfsdp_optimizer_create(&d->context, d->backend, &desc, m->tensors,
+                                model_tensor_count(m->shape), &m->optimizer);
+}
+
+static void run_model(bench_report *report, device *d, const model *shape) {
+  model_data m;
+  mfsdp_status status;
+  memset(&m, 0, sizeof(m));
+  m.shape = shape;
+  status = make_model(d, &m);
+  if (status == MFSDP_E_MEMORY) {
+    printf("skip %s, optimizer step: %s\n", shape->name, mfsdp_context_error(&d->context)->message);
+  } else {
+    bench_stats stats;
+    double asked;
+    need(d, status);
+    flops = 0.0;
+    run_step(d, &m);
+    asked = flops;
+    stats = measure(d, run_step, &m);
+    row(report, shape->name, "optimizer step", "ms", stats.min * 1e3, NULL, NAN, "cuBLAS rate",
+        asked / stats.min / d->gemm_rate);
+    printf("    median %.4g p99 %.4g ms; %d tensors in %d batches\n", stats.median * 1e3,
+           stats.p99 * 1e3, (int)m.optimizer->item_count, (int)m.optimizer->job_count);
+  }
+  mfsdp_optimizer_destroy(&d->context, m.optimizer);
+  free(m.tensors);
+  mfsdp_buffer_free(&d->context, d->backend, &m.scalars);
+  mfsdp_buffer_free(&d->context, d->backend, &m.grads);
+  mfsdp_buffer_free(&d->context, d->backend, &m.masters);
+}
+
 /* ---- the table of operations ---- */
 
 typedef struct ops_data {
@@ -319,8 +432,9 @@ static void make_operation(device *d, ops_data *o) {
     need(d, d->backend->ops->cast(d->backend->self, d->queue, o->memory.narrow[i], o->shape.dtype,
                                   o->memory.x[i], MFSDP_F32, count));
   }
-  if (o->shape.kind == OPS_ADAMW) /* second moments are not negative */
-    need(d, d->backend->ops->fill_bytes(d->backend->self, d->queue, o->memory.x[3], 0,
+  if (o->shape.kind == OPS_ADAMW || o->shape.kind == OPS_MUON_ROWS) /* second moments */
+    need(d, d->backend->ops->fill_bytes(d->backend->self, d->queue,
+                                        o->memory.x[o->shape.kind == OPS_ADAMW ? 3 : 2], 0,
                                         (size_t)count * sizeof(float)));
   o->memory.out = memory(d, ops_out_nbytes(&o->shape));
   o->memory.scratch = (double *)memory(d, scratch_nbytes);
@@ -389,6 +503,15 @@ static void run_table(bench_report *report, device *d) {
 
 /* ---- the program ---- */
 
+static const ns_case cases[] = {{"2048 x 2048", 2048, 2048, 1},
+                                {"4096 x 4096", 4096, 4096, 1},
+                                {"8192 x 8192", 8192, 8192, 1},
+                                {"4096 x 16384", 4096, 16384, 1},
+                                {"6 of 1024 x 8192", 1024, 8192, 6}};
+static const ns_case tiny_cases[] = {{"64 x 64", 64, 64, 1}, {"2 of 16 x 64", 16, 64, 2}};
+#define CASE_COUNT (int)(sizeof(cases) / sizeof(cases[0]))
+#define TINY_CASE_COUNT (int)(sizeof(tiny_cases) / sizeof(tiny_cases[0]))
+
 static void open_device(device *d, int tiny, int quick) {
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
@@ -419,24 +542,21 @@ static int close_device(device *d) {
 }
 
 int main(int argc, char **argv) {
-  static const ns_case cases[] = {{"2048 x 2048", 2048, 2048, 1},
-                                  {"4096 x 4096", 4096, 4096, 1},
-                                  {"8192 x 8192", 8192, 8192, 1},
-                                  {"4096 x 16384", 4096, 16384, 1},
-                                  {"6 of 1024 x 8192", 1024, 8192, 6}};
-  static const ns_case tiny_cases[] = {{"64 x 64", 64, 64, 1}, {"2 of 16 x 64", 16, 64, 2}};
+  static const model models[] = {MODEL_GPT2, MODEL_TINY};
   const int tiny = argc > 1 && strcmp(argv[1], "--tiny") == 0;
-  const int count = tiny ? 2 : 5;
+  const int count = tiny ? TINY_CASE_COUNT : CASE_COUNT;
   bench_options options;
   bench_report report;
   device d;
-  int i, status = bench_parse(argc - tiny, argv + tiny, "Newton-Schulz on a GPU.", &options);
+  int i, status = bench_parse(argc - tiny, argv + tiny,
+                              "Muon on a GPU: Newton-Schulz, a step, operations.", &options);
   if (status != 0) return status - 1 ? 2 : 0;
   if (bench_open(&report, options.quick ? "device --quick" : "device", &options) != 0) return 2;
   open_device(&d, tiny, options.quick);
   run_limits(&report, &d);
   for (i = 0; i < count; ++i)
     run_case(&report, &d, tiny ? &tiny_cases[i] : &cases[i]);
+  run_model(&report, &d, &models[tiny]);
   run_table(&report, &d);
   status = close_device(&d);
   return bench_close(&report) != 0 ? 1 : status;

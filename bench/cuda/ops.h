@@ -13,20 +13,21 @@
 #include "mfsdp/muon.h"
 
 /* X(NAME, "name", dtypes, bytes read and written for each element by f32 and by the row's dtype) */
-#define OPS_TABLE(X)                                               \
-  X(COPY, "copy", OPS_WIDE, 8, 0)                                  \
-  X(FILL, "fill_bytes", OPS_WIDE, 4, 0)                            \
-  X(CAST_TO, "cast from f32", OPS_ALL, 4, 1)                       \
-  X(CAST_FROM, "cast to f32", OPS_ALL, 4, 1)                       \
-  X(SUM_TERMS, "sum_terms, 3", OPS_ALL, 4, 3)                      \
-  X(SUM_MORE, "sum_terms, 3 more", OPS_ALL, 8, 3)                  \
-  X(SUMSQ, "sumsq", OPS_WIDE, 4, 0)                                \
-  X(NORMALIZE, "normalize", OPS_ALL, 8, 1) /* src is read twice */ \
-  X(ADAMW, "fused adamw", OPS_ALL, 28, 1)                          \
-  X(MUON_PREPARE, "fused muon prepare", OPS_WIDE, 12, 0)           \
-  X(MUON_COMMIT, "fused muon commit", OPS_ALL, 24, 1)              \
-  X(GEMM, "gemm", OPS_ALL, 0, 0)                                   \
-  X(GEMM_ADD, "gemm, c elsewhere", OPS_ALL, 0, 0)                  \
+#define OPS_TABLE(X)                                                \
+  X(COPY, "copy", OPS_WIDE, 8, 0)                                   \
+  X(FILL, "fill_bytes", OPS_WIDE, 4, 0)                             \
+  X(CAST_TO, "cast from f32", OPS_ALL, 4, 1)                        \
+  X(CAST_FROM, "cast to f32", OPS_ALL, 4, 1)                        \
+  X(SUM_TERMS, "sum_terms, 3", OPS_ALL, 4, 3)                       \
+  X(SUM_MORE, "sum_terms, 3 more", OPS_ALL, 8, 3)                   \
+  X(SUMSQ, "sumsq", OPS_WIDE, 4, 0)                                 \
+  X(NORMALIZE, "normalize", OPS_ALL, 8, 1) /* src is read twice */  \
+  X(ADAMW, "fused adamw", OPS_ALL, 28, 1)                           \
+  X(MUON_PREPARE, "fused muon prepare", OPS_WIDE, 12, 0)            \
+  X(MUON_ROWS, "fused muon rows", OPS_WIDE, 12, 0) /* x[3] twice */ \
+  X(MUON_COMMIT, "fused muon commit", OPS_ALL, 24, 1)               \
+  X(GEMM, "gemm", OPS_ALL, 0, 0)                                    \
+  X(GEMM_ADD, "gemm, c elsewhere", OPS_ALL, 0, 0)                   \
   X(GEMM_SYMMETRIC, "gemm, symmetric", OPS_ALL, 0, 0)
 
 enum { OPS_WIDE = 1, OPS_ALL = 3 }; /* f32 alone; and 16-bit dtypes */
@@ -156,6 +157,7 @@ static inline mfsdp_fused_item ops_item(const ops_case *c, const ops_memory *m) 
   mfsdp_fused_item item = mfsdp_adamw_item(m->x[0], m->x[1], m->x[2], m->x[3], ops_count(c));
   if (c->kind != OPS_ADAMW)
     item = mfsdp_muon_item(&muon, c->rows * c->batch, c->cols, m->x[0], m->x[1], m->x[2], m->x[3]);
+  if (c->kind == OPS_MUON_ROWS) item.state[1] = m->x[2]; /* its first rows * batch elements */
   if (c->kind != OPS_MUON_PREPARE && c->dtype != MFSDP_F32) {
     item.param = m->out;
     item.param_dtype = (int32_t)c->dtype;
@@ -172,6 +174,7 @@ static inline mfsdp_status ops_run_fused(const mfsdp_backend *backend, mfsdp_que
   args.struct_nbytes = sizeof(args);
   args.op = c->kind == OPS_ADAMW          ? MFSDP_FUSED_ADAMW
             : c->kind == OPS_MUON_PREPARE ? MFSDP_FUSED_MUON_PREPARE
+            : c->kind == OPS_MUON_ROWS    ? MFSDP_FUSED_MUON_ROWS
                                           : MFSDP_FUSED_MUON_COMMIT;
   args.items = m->items;
   args.item_count = 1;
@@ -179,8 +182,8 @@ static inline mfsdp_status ops_run_fused(const mfsdp_backend *backend, mfsdp_que
   args.scalars = m->scalars;
   args.nesterov = muon.nesterov;
   args.beta1 = adamw.beta1;
-  args.beta2 = adamw.beta2;
-  args.eps = adamw.eps;
+  args.beta2 = c->kind == OPS_MUON_ROWS ? muon.row_beta2 : adamw.beta2;
+  args.eps = c->kind == OPS_MUON_ROWS ? muon.row_eps : adamw.eps;
   args.momentum = muon.momentum;
   args.grad_weight = muon.grad_weight;
   args.nesterov_weight = muon.nesterov_weight;
@@ -215,6 +218,7 @@ static inline mfsdp_status ops_run(const mfsdp_backend *backend, mfsdp_queue *qu
   case OPS_NORMALIZE: return ops_run_normalize(backend, queue, c, m);
   case OPS_ADAMW:
   case OPS_MUON_PREPARE:
+  case OPS_MUON_ROWS:
   case OPS_MUON_COMMIT: return ops_run_fused(backend, queue, c, m);
   default: return ops_run_product(backend, queue, c, m);
   }

@@ -22,8 +22,8 @@
  * Nothing synchronizes but mem_alloc of DEVICE memory (with a stream that only allocates),
  * queue_destroy (with its own stream), what the runtime does by itself in mem_alloc and mem_free of
  * PINNED memory and in copies from and to HOST memory, and cuSOLVER: the first eigh_ or
- * qr_workspace_nbytes of a backend and the first eigh or qr of a queue make a handle, and what the
- * library does inside of eigh and qr is its own.
+ * qr_workspace_nbytes of a backend and the first eigh or qr of a queue make a handle (not with
+ * desc.solver, for one queue), and what the library does inside of eigh and qr is its own.
  *
  * Tasks of queue_call run on a thread of the driver (cudaLaunchHostFunc): they must not call CUDA,
  * must not touch DEVICE memory, and must not wait for another queue's work, since the driver may run
@@ -60,14 +60,20 @@ typedef struct mfsdp_cuda_backend_desc {
   int32_t task_capacity;  /* tasks of queue_call that one queue holds, at least 1 */
   cublasHandle_t blas; /* NULL: one of our own. Yours is ours while the backend lives: its stream,
                            * workspace, pointer mode and math mode are set */
-  cudaMemPool_t pool;  /* of the device; NULL: one of our own that keeps what it got */
-  size_t workspace_nbytes;   /* of cuBLAS, for each queue; a multiple of 256, at least 256 */
-  int64_t symmetric_from;    /* symmetric products of so many rows are computed by half. It decides
+  cusolverDnHandle_t
+      solver;              /* NULL: our own, made when they are needed. Yours answers for sizes, and
+                           * works for the first queue that decomposes, until that is destroyed;
+                           * other queues get their own, since handles have memory that two streams
+                           * must not share. While the backend lives its stream and determinism
+                           * mode are set */
+  cudaMemPool_t pool;      /* of the device; NULL: one of our own that keeps what it got */
+  size_t workspace_nbytes; /* of cuBLAS, for each queue; a multiple of 256, at least 256 */
+  int64_t symmetric_from;  /* symmetric products of so many rows are computed by half. It decides
                               * bits: the same on every rank */
   int64_t submit_timeout_us; /* how long queue_call waits for room: E_TIMEOUT */
 } mfsdp_cuda_backend_desc;
 
-/* Device 0, fp32 sums of fp32 products, 256 tasks, own handle and pool, 32 MiB, 1024 rows, ten minutes.
+/* Device 0, fp32 sums of fp32 products, 256 tasks, own handles and pool, 32 MiB, 1024 rows, ten minutes.
  */
 MFSDP_API mfsdp_cuda_backend_desc mfsdp_cuda_backend_desc_default(void) {
   mfsdp_cuda_backend_desc desc;
@@ -182,7 +188,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_backend_fill(mfsdp_context *context,
 
 MFSDP_API void mfsdp__cuda_backend_free(mfsdp_context *context, mfsdp_cuda_backend *cuda) {
   if (cuda->owns_blas) (void)cublasDestroy(cuda->blas);
-  if (cuda->solver != NULL) (void)cusolverDnDestroy(cuda->solver);
+  if (cuda->owns_solver && cuda->solver != NULL) (void)cusolverDnDestroy(cuda->solver);
   mfsdp__cuda_notes_free(cuda, context);
   if (cuda->memory_stream != NULL) {
     const cudaError_t error = cudaStreamSynchronize(cuda->memory_stream); /* frees are on it */
@@ -221,6 +227,8 @@ MFSDP_API mfsdp_status mfsdp_cuda_backend_create(mfsdp_context *context,
   cuda->symmetric_from = desc->symmetric_from;
   cuda->submit_timeout_us = desc->submit_timeout_us;
   cuda->workspace_nbytes = desc->workspace_nbytes;
+  cuda->solver = desc->solver;
+  cuda->owns_solver = desc->solver == NULL;
   status = mfsdp__cuda_backend_fill(context, desc, cuda);
   if (status != MFSDP_OK) {
     mfsdp__cuda_backend_free(context, cuda);

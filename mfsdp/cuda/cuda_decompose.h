@@ -11,7 +11,14 @@
  * cuSOLVER counts by columns, and so works in place on what backend.h says by rows. It cannot be told on
  * the device to leave work out: kernels before it put zeros in place of what is not wanted or not finite
  * and scale the rest by a power of two, since it does not promise to; kernels behind it write the NaN and
- * read the info, so that the host need not. Its handles have memory of their own, so each queue that decomposes gets one, with its first decomposition.
+ * read the info, so that the host need not. Its handles have memory of their own, so each queue that
+ * decomposes gets one, with its first decomposition; the caller's, if there is one, goes to the first.
+ *
+ * So what is not wanted (SOAP asks for eigenvectors and for a basis whenever it renews, and one of them is
+ * left out by `when`) costs a call on zeros. That is so on purpose: a conditional node of a CUDA graph
+ * could leave the call out, but cuSOLVER does not promise to be captured; the host could, but only if
+ * it waited for the queue to read the word; and that a word once set stays set is SOAP's to know and not a
+ * backend's. Eigenvalues that nobody reads cost nothing: the vectors come from them.
  *
  * Does not: run in a CUDA graph (E_UNSUPPORTED: cuSOLVER does not promise it); keep cuSOLVER from waiting
  * for its own work inside a call, of which its documentation says nothing.
@@ -28,6 +35,13 @@
 
 /* ---- handles ---- */
 
+/* Results repeat. It is asked of the caller's handle again and again: the caller may have turned it. */
+MFSDP_API mfsdp_status mfsdp__cuda_solver_mode(mfsdp_context *context, cusolverDnHandle_t solver) {
+  return mfsdp__cusolver_check(
+      context, cusolverDnSetDeterministicMode(solver, CUSOLVER_DETERMINISTIC_RESULTS),
+      "cusolverDnSetDeterministicMode");
+}
+
 /* COMPLETE; may synchronize with the device, as all that allocates there. */
 MFSDP_API mfsdp_status mfsdp__cuda_solver_make(mfsdp_cuda_backend *cuda, mfsdp_context *context,
                                                cusolverDnHandle_t *solver) {
@@ -35,15 +49,14 @@ MFSDP_API mfsdp_status mfsdp__cuda_solver_make(mfsdp_cuda_backend *cuda, mfsdp_c
   if (*solver != NULL) return MFSDP_OK;
   MFSDP_TRY(mfsdp__cuda_check_device(cuda, context, "cusolverDnCreate"));
   MFSDP_TRY(mfsdp__cusolver_check(context, cusolverDnCreate(solver), "cusolverDnCreate"));
-  status = mfsdp__cusolver_check(
-      context, cusolverDnSetDeterministicMode(*solver, CUSOLVER_DETERMINISTIC_RESULTS),
-      "cusolverDnSetDeterministicMode");
+  status = mfsdp__cuda_solver_mode(context, *solver);
   if (status == MFSDP_OK) return MFSDP_OK;
   (void)cusolverDnDestroy(*solver);
   *solver = NULL;
   return status;
 }
 
+/* A handle of this queue alone, turned to its stream. The caller's goes to the first queue that asks. */
 MFSDP_API mfsdp_status mfsdp__cuda_queue_solver(mfsdp_cuda_backend *cuda, mfsdp__cuda_queue *queue,
                                                 const char *entry) {
   enum cudaStreamCaptureStatus capture;
@@ -55,6 +68,13 @@ MFSDP_API mfsdp_status mfsdp__cuda_queue_solver(mfsdp_cuda_backend *cuda, mfsdp_
         cuda, MFSDP_E_UNSUPPORTED,
         "%s: queue %s is captured into a graph, which cuSOLVER does not promise to bear", entry,
         queue->label);
+  if (queue->solver == NULL && !cuda->owns_solver && !cuda->solver_taken) {
+    queue->solver = cuda->solver;
+    queue->borrows_solver = cuda->solver_taken = 1;
+  }
+  if (queue->borrows_solver) /* its mode was set when it was asked for sizes */
+    return mfsdp__cusolver_check(cuda->context, cusolverDnSetStream(queue->solver, queue->stream),
+                                 "cusolverDnSetStream");
   if (queue->solver != NULL) return MFSDP_OK;
   MFSDP_TRY(mfsdp__cuda_solver_make(cuda, cuda->context, &queue->solver));
   status = mfsdp__cusolver_check(cuda->context, cusolverDnSetStream(queue->solver, queue->stream),
@@ -123,7 +143,10 @@ MFSDP_API mfsdp_status mfsdp__cuda_solver_space_of(mfsdp_cuda_backend *cuda, mfs
     return MFSDP_FAIL(context, MFSDP_E_OVERFLOW, "%s: %lld x %lld is too large; at most %d rows",
                       entry, (long long)n, (long long)n, MFSDP__CUDA_SOLVER_MAX);
   if (n == 0) return MFSDP_OK;
-  MFSDP_TRY(mfsdp__cuda_solver_make(cuda, context, &cuda->solver));
+  if (cuda->owns_solver)
+    MFSDP_TRY(mfsdp__cuda_solver_make(cuda, context, &cuda->solver));
+  else
+    MFSDP_TRY(mfsdp__cuda_solver_mode(context, cuda->solver));
   return query(cuda, context, (int)n, out);
 }
 
@@ -198,7 +221,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_eigh(void *self, mfsdp_queue *opaque,
   mfsdp_cuda_solve solve;
   float *to, *work;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "eigh", opaque));
-  MFSDP_TRY(mfsdp__cuda_check_struct(cuda, "eigh", args, sizeof(*args)));
+  MFSDP_TRY(mfsdp__check_struct(cuda->context, "eigh", args, sizeof(*args)));
   solve.a = args->a;
   solve.to = args->vectors;
   solve.values = args->values;
@@ -253,7 +276,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_qr(void *self, mfsdp_queue *opaque, const mfs
   mfsdp__cuda_solver_space space;
   mfsdp_cuda_solve solve;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "qr", opaque));
-  MFSDP_TRY(mfsdp__cuda_check_struct(cuda, "qr", args, sizeof(*args)));
+  MFSDP_TRY(mfsdp__check_struct(cuda->context, "qr", args, sizeof(*args)));
   solve.a = args->a;
   solve.to = args->q;
   solve.values = NULL;
@@ -303,7 +326,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_precondition(void *self, mfsdp_queue *opaque,
   mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
   mfsdp__cuda_queue *queue = (mfsdp__cuda_queue *)(void *)opaque;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "precondition", opaque));
-  MFSDP_TRY(mfsdp__cuda_check_struct(cuda, "precondition", args, sizeof(*args)));
+  MFSDP_TRY(mfsdp__check_struct(cuda->context, "precondition", args, sizeof(*args)));
   MFSDP_TRY(mfsdp__cuda_check_precondition(cuda, args));
   return mfsdp__cuda_launched(cuda, cuda->kernels->precondition(mfsdp__cuda_lane(queue), args),
                               "precondition");

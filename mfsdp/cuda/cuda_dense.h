@@ -8,6 +8,10 @@
  * (P + 1) / 2P are computed. P comes from a fixed table, so that results do not depend on where or
  * when a matrix is computed. With beta, c goes elsewhere than d by cublasLtMatmul, without a copy.
  *
+ * Both need memory that is aligned, as all that the library allocates is: batched products by pointers
+ * want 16 bytes, and cublasLt, if nobody tells it otherwise, takes 256 for granted. What is not is
+ * computed whole, or from a copy of c.
+ *
  * Internal to backend_cuda.h. Link flags: -lcublas -lcublasLt.
  */
 #ifndef MFSDP_CUDA_CUDA_DENSE_H
@@ -27,32 +31,6 @@
 
 /* ---- checks ---- */
 
-MFSDP_API mfsdp_status mfsdp__cuda_check_mat(mfsdp_cuda_backend *cuda, const char *what,
-                                             const mfsdp_mat *mat, int64_t rows, int64_t cols,
-                                             int64_t batch_count, size_t element_nbytes) {
-  int64_t batch_extent, extent;
-  if (mat->rows != rows || mat->cols != cols)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "gemm: %s is %lld x %lld, needs %lld x %lld",
-                            what, (long long)mat->rows, (long long)mat->cols, (long long)rows,
-                            (long long)cols);
-  if (rows == 0 || cols == 0 || batch_count == 0) return MFSDP_OK;
-  if (mat->row_stride < cols || mat->batch_stride < 0)
-    return MFSDP__CUDA_FAIL(
-        cuda, MFSDP_E_ARGUMENT,
-        "gemm: %s has row_stride %lld and batch_stride %lld; needs at least its "
-        "%lld columns, and 0",
-        what, (long long)mat->row_stride, (long long)mat->batch_stride, (long long)cols);
-  if (!mfsdp_i64_mul(batch_count - 1, mat->batch_stride, &batch_extent) ||
-      !mfsdp_i64_mul(rows, mat->row_stride, &extent) ||
-      !mfsdp_i64_add(extent, batch_extent, &extent) ||
-      !mfsdp_i64_mul(extent, (int64_t)element_nbytes, &extent))
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_OVERFLOW, "gemm: the extent of %s overflows int64", what);
-  if (mat->data == NULL || (uintptr_t)mat->data % element_nbytes != 0)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT,
-                            "gemm: %s is NULL or not aligned to its elements", what);
-  return mfsdp__cuda_check_pointer(cuda, "gemm", what, mat->data, MFSDP_SPACE_DEVICE);
-}
-
 /* Depth of the sums. */
 MFSDP_API int64_t mfsdp__cuda_depth(const mfsdp_gemm_args *args) {
   return args->trans_a ? args->a.rows : args->a.cols;
@@ -67,58 +45,26 @@ MFSDP_API int mfsdp__cuda_wide_diagonal(const mfsdp_gemm_args *args) {
   return args->diagonal != 0.0f && args->dtype != MFSDP_F32 && mfsdp__cuda_depth(args) > 0;
 }
 
-MFSDP_API mfsdp_status mfsdp__cuda_check_result(mfsdp_cuda_backend *cuda,
-                                                const mfsdp_gemm_args *args, int64_t m, int64_t n,
-                                                size_t nbytes) {
-  const mfsdp_mat *c = &args->c, *d = &args->d;
-  if (args->beta != 0.0f) {
-    MFSDP_TRY(mfsdp__cuda_check_mat(cuda, "c", c, m, n, args->batch_count, nbytes));
-    if (c->data == d->data &&
-        (c->row_stride != d->row_stride || c->batch_stride != d->batch_stride))
-      return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "gemm: c is d, but with other strides");
-  }
-  if (d->data == args->a.data || d->data == args->b.data)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "gemm: d is %s; the result cannot be in place",
-                            d->data == args->a.data ? "a" : "b");
-  if (args->batch_count > 1 && d->batch_stride == 0)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT,
-                            "gemm: d has batch_stride 0: %lld results in one place",
-                            (long long)args->batch_count);
-  if ((args->symmetric || args->diagonal != 0.0f) && m != n)
-    return MFSDP__CUDA_FAIL(
-        cuda, MFSDP_E_ARGUMENT, "gemm: %s, but d is %lld x %lld; needs a square",
-        args->symmetric ? "symmetric" : "a diagonal", (long long)m, (long long)n);
+/* What is this backend's own. */
+MFSDP_API mfsdp_status mfsdp__cuda_check_gemm(mfsdp_cuda_backend *cuda,
+                                              const mfsdp_gemm_args *args) {
+  const int64_t rows = args->d.rows;
   if (mfsdp__cuda_wide_diagonal(args) &&
-      args->batch_count > MFSDP__CUDA_DIAGONAL_COUNT / (m > 0 ? m : 1))
+      args->batch_count > MFSDP__CUDA_DIAGONAL_COUNT / (rows > 0 ? rows : 1))
     return MFSDP__CUDA_FAIL(
         cuda, MFSDP_E_UNSUPPORTED,
         "gemm: a diagonal on %lld products of %lld rows in %s; at most %d rows in "
         "all",
-        (long long)args->batch_count, (long long)m, mfsdp_dtype_name(args->dtype),
+        (long long)args->batch_count, (long long)rows, mfsdp_dtype_name(args->dtype),
         MFSDP__CUDA_DIAGONAL_COUNT);
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__cuda_check_gemm(mfsdp_cuda_backend *cuda,
-                                              const mfsdp_gemm_args *args) {
-  const int64_t m = args->trans_a ? args->a.cols : args->a.rows, k = mfsdp__cuda_depth(args);
-  const int64_t n = args->trans_b ? args->b.rows : args->b.cols;
-  const size_t nbytes = mfsdp_dtype_nbytes(args->dtype);
-  if (args->dtype != MFSDP_F32 && args->dtype != MFSDP_BF16 && args->dtype != MFSDP_F16)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_UNSUPPORTED,
-                            "gemm: dtype %s; the CUDA backend has f32, bf16 and f16",
-                            mfsdp_dtype_name(args->dtype));
-  if (args->batch_count < 0 || m < 0 || n < 0 || k < 0)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT,
-                            "gemm: %lld products of %lld x %lld x %lld: none may be negative",
-                            (long long)args->batch_count, (long long)m, (long long)n, (long long)k);
-  MFSDP_TRY(mfsdp__cuda_check_mat(cuda, "a", &args->a, args->a.rows, args->a.cols,
-                                  args->batch_count, nbytes));
-  MFSDP_TRY(mfsdp__cuda_check_mat(cuda, args->trans_b ? "b (transposed)" : "b", &args->b,
-                                  args->trans_b ? n : k, args->trans_b ? k : n, args->batch_count,
-                                  nbytes));
-  MFSDP_TRY(mfsdp__cuda_check_mat(cuda, "d", &args->d, m, n, args->batch_count, nbytes));
-  return m == 0 || n == 0 ? MFSDP_OK : mfsdp__cuda_check_result(cuda, args, m, n, nbytes);
+  if (mfsdp__cuda_depth(args) > 0) {
+    MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "gemm", "a", args->a.data, MFSDP_SPACE_DEVICE));
+    MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "gemm", args->trans_b ? "b (transposed)" : "b",
+                                        args->b.data, MFSDP_SPACE_DEVICE));
+  }
+  if (args->beta != 0.0f)
+    MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "gemm", "c", args->c.data, MFSDP_SPACE_DEVICE));
+  return mfsdp__cuda_check_pointer(cuda, "gemm", "d", args->d.data, MFSDP_SPACE_DEVICE);
 }
 
 /* ---- cuBLAS ---- */
@@ -127,8 +73,10 @@ MFSDP_API cudaDataType mfsdp__cuda_data_type(mfsdp_dtype dtype) {
   return dtype == MFSDP_F32 ? CUDA_R_32F : dtype == MFSDP_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-MFSDP_API cublasComputeType_t mfsdp__cuda_compute_type(const mfsdp_cuda_backend *cuda) {
-  return cuda->allow_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+/* cuBLAS knows TF32 for floats alone. */
+MFSDP_API cublasComputeType_t mfsdp__cuda_compute_type(const mfsdp_cuda_backend *cuda,
+                                                       mfsdp_dtype dtype) {
+  return cuda->allow_tf32 && dtype == MFSDP_F32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 MFSDP_API cublasOperation_t mfsdp__cuda_operation(int32_t trans) {
@@ -171,12 +119,44 @@ MFSDP_API mfsdp_status mfsdp__cuda_gemm_rows(mfsdp_cuda_backend *cuda, const mfs
           cuda->blas, mfsdp__cuda_operation(args->trans_b), mfsdp__cuda_operation(args->trans_a),
           d->cols, rows, mfsdp__cuda_depth(args), &args->alpha, b->data, type, b->row_stride,
           b->batch_stride, first, type, a->row_stride, a->batch_stride, &args->beta, result, type,
-          d->row_stride, d->batch_stride, args->batch_count, mfsdp__cuda_compute_type(cuda),
-          CUBLAS_GEMM_DEFAULT),
+          d->row_stride, d->batch_stride, args->batch_count,
+          mfsdp__cuda_compute_type(cuda, args->dtype), CUBLAS_GEMM_DEFAULT),
       "cublasGemmStridedBatchedEx");
 }
 
+/* Whether the matrices of a product start on multiples of nbytes; c: with beta. packed: and those of a
+ * batch in which they lie one behind the other, whether there is one or not, so that a matrix in a batch
+ * goes the same way as alone. */
+MFSDP_API int mfsdp__cuda_mats_aligned(const mfsdp_gemm_args *args, uintptr_t nbytes, int packed) {
+  const uintptr_t element_nbytes = mfsdp_dtype_nbytes(args->dtype);
+  const mfsdp_mat *mats[4];
+  int i;
+  mats[0] = &args->a;
+  mats[1] = &args->b;
+  mats[2] = &args->d;
+  mats[3] = args->beta != 0.0f ? &args->c : &args->d;
+  for (i = 0; i < 4; ++i) {
+    const mfsdp_mat *mat = mats[i];
+    if ((uintptr_t)mat->data % nbytes != 0) return 0;
+    if (packed &&
+        ((uintptr_t)mat->rows * (uintptr_t)mat->row_stride * element_nbytes % nbytes != 0 ||
+         (args->batch_count > 1 && (uintptr_t)mat->batch_stride * element_nbytes % nbytes != 0)))
+      return 0;
+  }
+  return 1;
+}
+
 /* ---- c elsewhere than d ---- */
+
+/* d = c, by the kernel that scales and adds: times 1, and nothing. */
+MFSDP_API mfsdp_status mfsdp__cuda_gemm_copied(mfsdp_cuda_backend *cuda, mfsdp__cuda_queue *queue,
+                                               const mfsdp_gemm_args *args) {
+  mfsdp_gemm_args copy = *args;
+  copy.beta = 1.0f;
+  copy.diagonal = 0.0f;
+  MFSDP_TRY(mfsdp__cuda_launched(cuda, cuda->kernels->scale(&queue->lane, &copy), "gemm"));
+  return mfsdp__cuda_gemm_rows(cuda, args, 0, args->d.rows);
+}
 
 MFSDP_API cublasStatus_t mfsdp__cuda_layout(cublasLtMatrixLayoutOpaque_t *layout,
                                             const mfsdp_mat *mat, mfsdp_dtype dtype,
@@ -201,10 +181,11 @@ MFSDP_API mfsdp_status mfsdp__cuda_gemm_apart(mfsdp_cuda_backend *cuda, mfsdp__c
   const int32_t left = (int32_t)mfsdp__cuda_operation(args->trans_b);
   const int32_t right = (int32_t)mfsdp__cuda_operation(args->trans_a);
   cublasStatus_t status;
+  if (!mfsdp__cuda_mats_aligned(args, 256, 0)) return mfsdp__cuda_gemm_copied(cuda, queue, args);
   if (args->batch_count > INT32_MAX)
     return MFSDP__CUDA_FAIL(cuda, MFSDP_E_UNSUPPORTED, "gemm: %lld products at once",
                             (long long)args->batch_count);
-  status = cublasLtMatmulDescInit(&desc, mfsdp__cuda_compute_type(cuda), CUDA_R_32F);
+  status = cublasLtMatmulDescInit(&desc, mfsdp__cuda_compute_type(cuda, args->dtype), CUDA_R_32F);
   if (status == CUBLAS_STATUS_SUCCESS)
     status =
         cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &left, sizeof(left));
@@ -257,7 +238,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_gemm_some_tiles(mfsdp_cuda_backend *cuda,
           (const void *const *)(const void *)pointers, type, args->b.row_stride,
           (const void *const *)(const void *)(pointers + products), type, args->a.row_stride,
           &args->beta, pointers + 2 * products, type, args->d.row_stride, products,
-          mfsdp__cuda_compute_type(cuda), CUBLAS_GEMM_DEFAULT),
+          mfsdp__cuda_compute_type(cuda, args->dtype), CUBLAS_GEMM_DEFAULT),
       "cublasGemmBatchedEx");
 }
 
@@ -283,8 +264,10 @@ MFSDP_API mfsdp_status mfsdp__cuda_gemm_tiles(mfsdp_cuda_backend *cuda, mfsdp__c
 
 MFSDP_API mfsdp_status mfsdp__cuda_gemm_run(mfsdp_cuda_backend *cuda, mfsdp__cuda_queue *queue,
                                             const mfsdp_gemm_args *args) {
-  int32_t tiles;
-  const int64_t side = args->symmetric ? mfsdp__cuda_tile_side(cuda, args->d.rows, &tiles) : 0;
+  int32_t tiles = 0;
+  const int64_t side = args->symmetric && mfsdp__cuda_mats_aligned(args, 16, 1)
+                           ? mfsdp__cuda_tile_side(cuda, args->d.rows, &tiles)
+                           : 0;
   float *diagonal = (float *)(void *)(queue->lane.scratch + MFSDP__CUDA_POINTER_COUNT);
   const int wide = mfsdp__cuda_wide_diagonal(args);
   if (wide)
@@ -309,9 +292,9 @@ MFSDP_API mfsdp_status mfsdp__cuda_gemm(void *self, mfsdp_queue *opaque,
   mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
   mfsdp__cuda_queue *queue = (mfsdp__cuda_queue *)(void *)opaque;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "gemm", opaque));
-  MFSDP_TRY(mfsdp__cuda_check_struct(cuda, "gemm", args, sizeof(*args)));
-  MFSDP_TRY(mfsdp__cuda_check_gemm(cuda, args));
+  MFSDP_TRY(mfsdp__check_gemm(cuda->context, "CUDA", args));
   if (args->d.rows == 0 || args->d.cols == 0 || args->batch_count == 0) return MFSDP_OK;
+  MFSDP_TRY(mfsdp__cuda_check_gemm(cuda, args));
   (void)mfsdp__cuda_lane(queue);
   if (mfsdp__cuda_depth(args) == 0) /* cuBLAS says nothing of empty sums */
     return mfsdp__cuda_launched(cuda, cuda->kernels->scale(&queue->lane, args), "gemm");

@@ -31,23 +31,8 @@ MFSDP_API mfsdp_status mfsdp__cuda_check_device(const mfsdp_cuda_backend *cuda,
 
 MFSDP_API mfsdp_status mfsdp__cuda_check_queue(mfsdp_cuda_backend *cuda, const char *entry,
                                                const mfsdp_queue *queue) {
-  if (queue == NULL) return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "%s: queue is NULL", entry);
+  MFSDP_TRY(mfsdp__check_queue(cuda->context, entry, queue));
   return mfsdp__cuda_check_device(cuda, cuda->context, entry);
-}
-
-MFSDP_API mfsdp_status mfsdp__cuda_check_struct(mfsdp_cuda_backend *cuda, const char *entry,
-                                                const void *args, size_t struct_nbytes) {
-  size_t given;
-  if (args == NULL) return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "%s: args is NULL", entry);
-  memcpy(&given, args, sizeof(given)); /* the first member of every description */
-  if (given != struct_nbytes)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "%s: args.struct_nbytes is %zu, needs %zu",
-                            entry, given, struct_nbytes);
-  return MFSDP_OK;
-}
-
-MFSDP_API int mfsdp__cuda_space_ok(mfsdp_space space) {
-  return space == MFSDP_SPACE_DEVICE || space == MFSDP_SPACE_PINNED || space == MFSDP_SPACE_HOST;
 }
 
 /* With desc.check_pointers: that a pointer is what the call takes it for. NULL passes. */
@@ -93,16 +78,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_mem_alloc(void *self, mfsdp_context *context,
                                              size_t alignment, mfsdp_space space, void **out) {
   mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
   const mfsdp_allocator *allocator = &context->desc.allocator;
-  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "mem_alloc: out is NULL");
-  *out = NULL;
-  if (nbytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0)
-    return MFSDP_FAIL(
-        context, MFSDP_E_ARGUMENT,
-        "mem_alloc: %zu bytes aligned to %zu; needs at least 1 byte and a power of two", nbytes,
-        alignment);
-  if (!mfsdp__cuda_space_ok(space))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "mem_alloc: space is %d, which is none",
-                      (int)space);
+  MFSDP_TRY(mfsdp__check_alloc(context, nbytes, alignment, space, out));
   if (space == MFSDP_SPACE_HOST) {
     *out = allocator->alloc(nbytes, alignment, space, allocator->user);
     if (*out != NULL) return MFSDP_OK;
@@ -252,7 +228,10 @@ MFSDP_API void mfsdp__cuda_queue_free(mfsdp_cuda_backend *cuda, mfsdp_context *c
   }
   if (queue->owns_stream && queue->stream != NULL) (void)cudaStreamDestroy(queue->stream);
   if (cuda->blas_queue == queue) cuda->blas_queue = NULL;
-  if (queue->solver != NULL) (void)cusolverDnDestroy(queue->solver);
+  if (queue->borrows_solver)
+    cuda->solver_taken = 0;
+  else if (queue->solver != NULL)
+    (void)cusolverDnDestroy(queue->solver);
   mfsdp_table_free(context, queue->tasks, (size_t)cuda->task_capacity, sizeof(*queue->tasks));
   mfsdp_table_free(context, queue, 1, sizeof(*queue));
 }
@@ -500,28 +479,14 @@ MFSDP_API enum cudaMemcpyKind mfsdp__cuda_copy_kind(mfsdp_space dst, mfsdp_space
   return src == MFSDP_SPACE_DEVICE ? cudaMemcpyDeviceToHost : cudaMemcpyHostToHost;
 }
 
-/* By address, since pointers into different objects may not be compared. */
-MFSDP_API int mfsdp__cuda_overlap(const void *a, size_t a_nbytes, const void *b, size_t b_nbytes) {
-  const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-  return a_nbytes > 0 && b_nbytes > 0 && (x < y ? y - x < a_nbytes : x - y < b_nbytes);
-}
-
 MFSDP_API mfsdp_status mfsdp__cuda_copy(void *self, mfsdp_queue *opaque, void *dst,
                                         mfsdp_space dst_space, const void *src,
                                         mfsdp_space src_space, size_t nbytes) {
   mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
   mfsdp__cuda_queue *queue = (mfsdp__cuda_queue *)(void *)opaque;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "copy", opaque));
-  if (!mfsdp__cuda_space_ok(dst_space) || !mfsdp__cuda_space_ok(src_space))
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "copy: from space %d to space %d: not a space",
-                            (int)src_space, (int)dst_space);
+  MFSDP_TRY(mfsdp__check_copy(cuda->context, dst, dst_space, src, src_space, nbytes));
   if (nbytes == 0) return MFSDP_OK;
-  if (dst == NULL || src == NULL)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "copy: %s is NULL, needs %zu bytes",
-                            dst == NULL ? "dst" : "src", nbytes);
-  if (mfsdp__cuda_overlap(dst, nbytes, src, nbytes))
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "copy: dst and src overlap in their %zu bytes",
-                            nbytes);
   MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "copy", "dst", dst, dst_space));
   MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "copy", "src", src, src_space));
   ++queue->submitted;
@@ -536,13 +501,8 @@ MFSDP_API mfsdp_status mfsdp__cuda_fill_bytes(void *self, mfsdp_queue *opaque, v
   mfsdp_cuda_backend *cuda = (mfsdp_cuda_backend *)self;
   mfsdp__cuda_queue *queue = (mfsdp__cuda_queue *)(void *)opaque;
   MFSDP_TRY(mfsdp__cuda_check_queue(cuda, "fill_bytes", opaque));
-  if (byte < 0 || byte > 255)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "fill_bytes: byte is %d, needs 0 to 255",
-                            (int)byte);
+  MFSDP_TRY(mfsdp__check_fill(cuda->context, dst, byte, nbytes));
   if (nbytes == 0) return MFSDP_OK;
-  if (dst == NULL)
-    return MFSDP__CUDA_FAIL(cuda, MFSDP_E_ARGUMENT, "fill_bytes: dst is NULL, needs %zu bytes",
-                            nbytes);
   MFSDP_TRY(mfsdp__cuda_check_pointer(cuda, "fill_bytes", "dst", dst, MFSDP_SPACE_DEVICE));
   ++queue->submitted;
   return mfsdp__cuda_check(cuda->context, cudaMemsetAsync(dst, byte, nbytes, queue->stream),

@@ -8,7 +8,7 @@
 #ifndef MFSDP_CUDA_CUDA_STATE_H
 #define MFSDP_CUDA_CUDA_STATE_H
 
-#include "../backend.h"
+#include "../backend_check.h"
 #include "../posix/clock.h"
 #include "kernels.h"
 
@@ -38,6 +38,7 @@ struct mfsdp__cuda_queue {
   size_t memory_nbytes;
   void *workspace;
   cusolverDnHandle_t solver;           /* of this queue alone; NULL: it decomposed nothing yet */
+  int32_t borrows_solver;              /* it is the caller's */
   mfsdp__cuda_task *tasks;             /* a ring of task_capacity */
   int64_t tasks_submitted, tasks_done; /* done: written by the driver's thread, atomically */
 };
@@ -67,10 +68,15 @@ struct mfsdp_cuda_backend {
   cublasHandle_t blas;
   const void *blas_queue;    /* whose stream and workspace `blas` has */
   cusolverDnHandle_t solver; /* is asked for sizes; NULL: nobody wanted one yet */
+  int32_t owns_solver;       /* 0: it is the caller's, and one queue at a time has it */
+  int32_t solver_taken;      /* a queue has it */
   cudaMemPool_t pool;
   cudaStream_t memory_stream; /* allocations come and go on it */
   mfsdp__cuda_slab *slabs;
   int32_t queue_count, event_count;
+  cudaEvent_t nccl_order;   /* behind the last group of any communicator of this device */
+  cudaStream_t nccl_stream; /* where that was; NULL: there was none */
+  int32_t nccl_count;       /* transports that use it */
 };
 
 /* ---- errors ---- */

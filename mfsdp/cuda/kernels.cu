@@ -76,6 +76,24 @@ static __host__ __device__ inline bool mfsdp__aligned(const void *pointer, size_
   return (uintptr_t)pointer % nbytes == 0;
 }
 
+/* Whether floats at all of these can be had in pieces of 16 bytes. NULL is aligned. */
+template <class... Pointers>
+static __device__ inline bool mfsdp__all_aligned(Pointers... pointers) {
+  const uintptr_t list[] = {(uintptr_t)pointers...};
+  uintptr_t bits = 0;
+  for (const uintptr_t address : list)
+    bits |= address;
+  return bits % 16 == 0;
+}
+
+template <int N> static __device__ inline mfsdp__pack<float, N> mfsdp__load(const float *from) {
+  return *(const mfsdp__pack<float, N> *)(const void *)from;
+}
+template <int N>
+static __device__ inline void mfsdp__store(float *to, const mfsdp__pack<float, N> &x) {
+  *(mfsdp__pack<float, N> *)(void *)to = x;
+}
+
 /* 1 if nothing in the queue has failed. The same for all threads: work that fails a queue is a
  * launch of its own. */
 static __device__ inline bool mfsdp__live(const int64_t *failed) {
@@ -576,6 +594,29 @@ static __device__ inline bool mfsdp__item_runs(const mfsdp_fused_args *args,
   return item->count > 0 && (args->present == NULL || args->present[item->present_index] != 0);
 }
 
+template <class T, int N>
+static __device__ inline void mfsdp__store_narrow(void *to, int64_t i,
+                                                  const mfsdp__pack<float, N> &x) {
+  mfsdp__pack<T, N> out;
+  int k;
+  for (k = 0; k < N; ++k)
+    mfsdp__narrow(x.at[k], &out.at[k]);
+  *(mfsdp__pack<T, N> *)(void *)((T *)to + i) = out;
+}
+
+/* The compute copy of N elements of the master, from element i on. */
+template <int N>
+static __device__ inline void mfsdp__store_param(const mfsdp_fused_item *item, int64_t i,
+                                                 const mfsdp__pack<float, N> &master) {
+  if (item->param == NULL) return;
+  switch (item->param_dtype) {
+  case MFSDP_F32: mfsdp__store_narrow<float, N>(item->param, i, master); break;
+  case MFSDP_F64: mfsdp__store_narrow<double, N>(item->param, i, master); break;
+  case MFSDP_BF16: mfsdp__store_narrow<mfsdp__bf16, N>(item->param, i, master); break;
+  case MFSDP_F16: mfsdp__store_narrow<mfsdp__f16, N>(item->param, i, master); break;
+  }
+}
+
 /* N elements of one item, from element i on. */
 template <int OP, int N>
 static __device__ inline void mfsdp__fused_at(const mfsdp_fused_args *args,
@@ -620,29 +661,12 @@ static __device__ inline void mfsdp__fused_at(const mfsdp_fused_args *args,
   }
   *(floats *)(void *)(item->state[0] + i) = first;
   *(floats *)(void *)(item->master + i) = master;
-  if (item->param == NULL) return;
-#define MFSDP__WRITE_PARAM(type)                                        \
-  {                                                                     \
-    mfsdp__pack<type, N> param;                                         \
-    for (k = 0; k < N; ++k)                                             \
-      mfsdp__narrow(master.at[k], &param.at[k]);                        \
-    *(mfsdp__pack<type, N> *)(void *)((type *)item->param + i) = param; \
-  }
-  switch (item->param_dtype) {
-  case MFSDP_F32: MFSDP__WRITE_PARAM(float) break;
-  case MFSDP_F64: MFSDP__WRITE_PARAM(double) break;
-  case MFSDP_BF16: MFSDP__WRITE_PARAM(mfsdp__bf16) break;
-  case MFSDP_F16: MFSDP__WRITE_PARAM(mfsdp__f16) break;
-  }
-#undef MFSDP__WRITE_PARAM
+  mfsdp__store_param<N>(item, i, master);
 }
 
-/* NULL is aligned. */
 static __device__ bool mfsdp__item_aligned(const mfsdp_fused_item *item) {
-  const uintptr_t bits = (uintptr_t)item->master | (uintptr_t)item->param | (uintptr_t)item->grad |
-                         (uintptr_t)item->state[0] | (uintptr_t)item->state[1] |
-                         (uintptr_t)item->direction;
-  return bits % 16 == 0;
+  return mfsdp__all_aligned(item->master, item->param, item->grad, item->state[0], item->state[1],
+                            item->direction);
 }
 
 /* Elements of an item that a block of threads takes at a time. */
@@ -681,45 +705,165 @@ static __global__ void mfsdp__fused_kernel(const int64_t *failed, const mfsdp_fu
   }
 }
 
+/* ---- rows (NorMuon): each is scaled, then all together back to the old norm ---- */
+
+/* Parts of a matrix's rows, at most, and matrices in one launch: their sums fill the scratch. The first
+ * is part of the order, and with it of the bits. */
+#define MFSDP__ROW_PARTS 1024
+#define MFSDP__ROW_ITEMS 31
+
+/* Of the scratch: the constants come first, as for every fused pass. */
+struct mfsdp__rows_scratch {
+  mfsdp__constants constants;
+  double back[MFSDP__ROW_ITEMS];
+  double before[MFSDP__ROW_ITEMS][MFSDP__ROW_PARTS], after[MFSDP__ROW_ITEMS][MFSDP__ROW_PARTS];
+};
+static_assert(sizeof(mfsdp__rows_scratch) <= MFSDP_CUDA_SCRATCH_COUNT * sizeof(double),
+              "the scratch of a lane is too small");
+
 static __device__ inline double mfsdp__row_factor(float second, double eps) {
   return __ddiv_rn(1.0, __dadd_rn(__dsqrt_rn((double)second), eps));
 }
 
-/* One block of threads for each matrix: rows are scaled, then all together back to the old norm. */
-static __device__ void mfsdp__rows_of(const mfsdp_fused_args *args, const mfsdp_fused_item *item,
-                                      const mfsdp__constants &c) {
-  const int64_t cols = item->count / item->rows;
-  float *second = item->state[1];
-  double before = 0.0, after = 0.0, back;
-  int64_t i, j;
-  for (i = 0; i < item->rows; ++i) {
+/* Rows in each part but the last, and parts. Items were checked: rows are at least 1 where there are
+ * elements. */
+static __device__ inline int64_t mfsdp__rows_length(const mfsdp_fused_item *item) {
+  return (item->rows + MFSDP__ROW_PARTS - 1) / MFSDP__ROW_PARTS;
+}
+static __device__ inline int64_t mfsdp__rows_parts(const mfsdp_fused_item *item) {
+  const int64_t length = mfsdp__rows_length(item);
+  return item->count > 0 ? (item->rows + length - 1) / length : 0;
+}
+
+/* The moments of one part's rows, and the sums of squares before and after. */
+static __device__ void mfsdp__rows_part(const mfsdp_fused_args *args, const mfsdp_fused_item *item,
+                                        const mfsdp__constants &c, int64_t part, double *before_out,
+                                        double *after_out) {
+  const int64_t cols = item->count / item->rows, length = mfsdp__rows_length(item);
+  const int64_t begin = part * length;
+  const int64_t end = item->rows - begin < length ? item->rows : begin + length;
+  double before = 0.0, after = 0.0;
+  int64_t i;
+  for (i = begin; i < end; ++i) {
     const double square =
         mfsdp__block_sum(mfsdp__share_of_squares(item->direction + i * cols, 0, cols));
-    const float moment = __fadd_rn(__fmul_rn(c.beta2, second[i]),
-                                   __fmul_rn(c.beta2_rest, (float)__ddiv_rn(square, (double)cols)));
-    const double factor = mfsdp__row_factor(moment, args->eps);
-    before = __dadd_rn(before, square);
-    after = __dadd_rn(after, __dmul_rn(__dmul_rn(square, factor), factor));
-    __syncthreads(); /* everybody has read the old moment */
-    if (threadIdx.x == 0) second[i] = moment;
+    if (threadIdx.x == 0) {
+      const float moment =
+          __fadd_rn(__fmul_rn(c.beta2, item->state[1][i]),
+                    __fmul_rn(c.beta2_rest, (float)__ddiv_rn(square, (double)cols)));
+      const double factor = mfsdp__row_factor(moment, args->eps);
+      item->state[1][i] = moment;
+      before = __dadd_rn(before, square);
+      after = __dadd_rn(after, __dmul_rn(__dmul_rn(square, factor), factor));
+    }
   }
-  back = after > 0.0 ? __dsqrt_rn(__ddiv_rn(before, after)) : 0.0;
-  __syncthreads(); /* the moments are written */
-  for (i = 0; i < item->rows; ++i) {
-    const float factor = (float)__dmul_rn(mfsdp__row_factor(second[i], args->eps), back);
-    float *row = item->direction + i * cols;
-    for (j = threadIdx.x; j < cols; j += MFSDP__THREADS)
-      row[j] = __fmul_rn(row[j], factor);
+  if (threadIdx.x != 0) return;
+  *before_out = before;
+  *after_out = after;
+}
+
+/* Each block of threads walks the table, from item `first` on, for the parts that are its own. */
+static __global__ void mfsdp__rows_sum_kernel(const int64_t *failed, const mfsdp_fused_args args,
+                                              mfsdp__rows_scratch *scratch, int32_t first,
+                                              int32_t item_count) {
+  int64_t mine = blockIdx.x, base = 0;
+  int32_t n;
+  if (!mfsdp__live(failed) || !mfsdp_step_scalars_write(args.scalars)) return;
+  for (n = 0; n < item_count; ++n) {
+    const mfsdp_fused_item *item = &args.items[first + n];
+    const int64_t parts = mfsdp__rows_parts(item);
+    const bool runs = mine < base + parts && mfsdp__item_runs(&args, item);
+    for (; mine < base + parts; mine += gridDim.x)
+      if (runs)
+        mfsdp__rows_part(&args, item, scratch->constants, mine - base,
+                         &scratch->before[n][mine - base], &scratch->after[n][mine - base]);
+    base += parts;
   }
 }
 
-static __global__ void mfsdp__rows_kernel(const int64_t *failed, const mfsdp_fused_args args,
-                                          const mfsdp__constants *constants) {
+/* One block of threads for each matrix. */
+static __global__ void mfsdp__rows_fold_kernel(const int64_t *failed, const mfsdp_fused_args args,
+                                               mfsdp__rows_scratch *scratch, int32_t first) {
+  const int32_t n = (int32_t)blockIdx.x;
+  const mfsdp_fused_item *item = &args.items[first + n];
+  double before = 0.0, after = 0.0;
+  int64_t p, parts;
+  if (!mfsdp__live(failed) || !mfsdp_step_scalars_write(args.scalars)) return;
+  if (!mfsdp__item_runs(&args, item)) return;
+  parts = mfsdp__rows_parts(item);
+  for (p = threadIdx.x; p < parts; p += MFSDP__THREADS) {
+    before = __dadd_rn(before, scratch->before[n][p]);
+    after = __dadd_rn(after, scratch->after[n][p]);
+  }
+  before = mfsdp__block_sum(before);
+  after = mfsdp__block_sum(after);
+  if (threadIdx.x == 0) scratch->back[n] = after > 0.0 ? __dsqrt_rn(__ddiv_rn(before, after)) : 0.0;
+}
+
+/* Multiplies one row by the block of threads: up to an address that is a multiple of 16, in pieces of
+ * 16 bytes, and what is left. */
+static __device__ void mfsdp__scale_row(float *row, int64_t cols, float factor) {
+  const int64_t before = (int64_t)((16 - (uintptr_t)row % 16) % 16 / sizeof(float));
+  const int64_t head = before < cols ? before : cols, packs = (cols - head) / 4;
+  mfsdp__pack<float, 4> *body = (mfsdp__pack<float, 4> *)(void *)(row + head);
+  int64_t j;
+  int k;
+  for (j = threadIdx.x; j < packs; j += MFSDP__THREADS) {
+    mfsdp__pack<float, 4> x = body[j];
+    for (k = 0; k < 4; ++k)
+      x.at[k] = __fmul_rn(x.at[k], factor);
+    body[j] = x;
+  }
+  for (j = threadIdx.x; j < head; j += MFSDP__THREADS)
+    row[j] = __fmul_rn(row[j], factor);
+  for (j = head + packs * 4 + threadIdx.x; j < cols; j += MFSDP__THREADS)
+    row[j] = __fmul_rn(row[j], factor);
+}
+
+static __global__ void mfsdp__rows_scale_kernel(const int64_t *failed, const mfsdp_fused_args args,
+                                                const mfsdp__rows_scratch *scratch, int32_t first,
+                                                int32_t item_count) {
+  int64_t mine = blockIdx.x, base = 0;
   int32_t n;
   if (!mfsdp__live(failed) || !mfsdp_step_scalars_write(args.scalars)) return;
-  for (n = (int32_t)blockIdx.x; n < args.item_count; n += (int32_t)gridDim.x)
-    if (mfsdp__item_runs(&args, &args.items[n])) mfsdp__rows_of(&args, &args.items[n], *constants);
+  for (n = 0; n < item_count; ++n) {
+    const mfsdp_fused_item *item = &args.items[first + n];
+    const int64_t rows = item->count > 0 ? item->rows : 0;
+    const bool runs = mine < base + rows && mfsdp__item_runs(&args, item);
+    for (; mine < base + rows; mine += gridDim.x) {
+      const int64_t i = mine - base, cols = item->count / item->rows;
+      if (!runs) continue;
+      mfsdp__scale_row(
+          item->direction + i * cols, cols,
+          (float)__dmul_rn(mfsdp__row_factor(item->state[1][i], args.eps), scratch->back[n]));
+    }
+    base += rows;
+  }
 }
+
+static int mfsdp__rows(const mfsdp_cuda_lane *lane, const mfsdp_fused_args *args) {
+  mfsdp__rows_scratch *scratch = (mfsdp__rows_scratch *)(void *)lane->scratch;
+  const mfsdp__rows_scratch *read = scratch;
+  const int64_t *failed = lane->failed;
+  const dim3 grid((unsigned)lane->block_limit); /* how many rows there are the device knows */
+  int32_t first;
+  for (first = 0; first < args->item_count; first += MFSDP__ROW_ITEMS) {
+    const int32_t count =
+        args->item_count - first < MFSDP__ROW_ITEMS ? args->item_count - first : MFSDP__ROW_ITEMS;
+    int error =
+        mfsdp__launch(lane, grid, mfsdp__rows_sum_kernel, failed, *args, scratch, first, count);
+    if (error == 0)
+      error = mfsdp__launch(lane, dim3((unsigned)count), mfsdp__rows_fold_kernel, failed, *args,
+                            scratch, first);
+    if (error == 0)
+      error =
+          mfsdp__launch(lane, grid, mfsdp__rows_scale_kernel, failed, *args, read, first, count);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+/* ---- the entry of all fused passes ---- */
 
 static int mfsdp__fused(const mfsdp_cuda_lane *lane, const mfsdp_fused_args *args) {
   mfsdp__constants *constants = (mfsdp__constants *)(void *)lane->scratch;
@@ -739,10 +883,7 @@ static int mfsdp__fused(const mfsdp_cuda_lane *lane, const mfsdp_fused_args *arg
   case MFSDP_FUSED_MUON_COMMIT:
     return mfsdp__launch(lane, grid, mfsdp__fused_kernel<MFSDP_FUSED_MUON_COMMIT>, failed, *args,
                          read);
-  case MFSDP_FUSED_MUON_ROWS:
-    return mfsdp__launch(lane,
-                         dim3((unsigned)(args->item_count < 65535 ? args->item_count : 65535)),
-                         mfsdp__rows_kernel, failed, *args, read);
+  case MFSDP_FUSED_MUON_ROWS: return mfsdp__rows(lane, args);
   }
   return (int)cudaErrorInvalidValue;
 }
@@ -1175,6 +1316,10 @@ static __device__ inline int32_t mfsdp__exponent_bits(float x) {
   return (int32_t)(mfsdp_bits_from_f32(x) >> 23) & MFSDP__EXPONENT_END;
 }
 
+static __device__ inline int32_t mfsdp__larger(int32_t a, int32_t b) {
+  return a > b ? a : b;
+}
+
 /* Exponent bits of the power of two that brings the largest number close to 1. It and its inverse are
  * normal numbers, so that nothing but what vanishes beside the largest number is rounded. */
 static __device__ inline int32_t mfsdp__solve_scale(int64_t found) {
@@ -1189,36 +1334,56 @@ static __device__ inline float mfsdp__power_of_two(int32_t exponent_bits) {
 static __global__ void mfsdp__solve_check_kernel(const int64_t *failed,
                                                  const mfsdp_cuda_solve solve, int32_t *found) {
   const int64_t n = solve.a.rows;
-  int64_t least = MFSDP__EXPONENT_END, row, col;
+  int64_t least, row, col;
+  int32_t most = 0;
+  int k;
   if (!mfsdp__live(failed)) return;
   for (row = blockIdx.x; row < n; row += gridDim.x) {
     const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
-    for (col = threadIdx.x; col < n; col += MFSDP__THREADS) {
-      const int32_t rest = MFSDP__EXPONENT_END - mfsdp__exponent_bits(a[col]);
-      least = rest < least ? rest : least;
+    const int64_t packs = mfsdp__all_aligned(a) ? n / 4 : 0;
+    for (col = threadIdx.x; col < packs; col += MFSDP__THREADS) {
+      const mfsdp__pack<float, 4> four = mfsdp__load<4>(a + 4 * col);
+      for (k = 0; k < 4; ++k)
+        most = mfsdp__larger(most, mfsdp__exponent_bits(four.at[k]));
     }
+    for (col = packs * 4 + threadIdx.x; col < n; col += MFSDP__THREADS)
+      most = mfsdp__larger(most, mfsdp__exponent_bits(a[col]));
   }
-  least = mfsdp__block_min(least);
+  least = mfsdp__block_min(MFSDP__EXPONENT_END - most);
   if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)least;
+}
+
+/* to = from times a power of two, or zeros, by the block of threads. */
+static __device__ void mfsdp__solve_copy_row(float *to, const float *from, int64_t cols, bool zeros,
+                                             float factor) {
+  const int64_t packs = mfsdp__all_aligned(to, from) ? cols / 4 : 0;
+  int64_t j;
+  int k;
+  for (j = threadIdx.x; j < packs; j += MFSDP__THREADS) {
+    mfsdp__pack<float, 4> x = mfsdp__load<4>(from + 4 * j);
+    for (k = 0; k < 4; ++k)
+      x.at[k] = zeros ? 0.0f : __fmul_rn(x.at[k], factor);
+    mfsdp__store<4>(to + 4 * j, x);
+  }
+  for (j = packs * 4 + threadIdx.x; j < cols; j += MFSDP__THREADS)
+    to[j] = zeros ? 0.0f : __fmul_rn(from[j], factor);
 }
 
 static __global__ void mfsdp__solve_copy_kernel(const int64_t *failed, const mfsdp_cuda_solve solve,
                                                 const int32_t *found, int32_t found_count) {
   const int64_t n = solve.a.rows;
   int32_t state = MFSDP__SOLVE_IDLE; /* behind a failure: what is found there was not written */
-  int64_t least = 1, row, col;
+  int64_t least = 1, row;
   float factor;
   if (mfsdp__live(failed) && mfsdp__wanted(&solve.when)) {
     least = mfsdp__least_found(found, found_count);
     state = least != 0 ? MFSDP__SOLVE_WANTED : MFSDP__SOLVE_NOT_FINITE;
   }
   factor = mfsdp__power_of_two(mfsdp__solve_scale(least));
-  for (row = blockIdx.x; row < n; row += gridDim.x) {
-    const float *a = (const float *)solve.a.data + row * solve.a.row_stride;
-    float *to = (float *)solve.to.data + row * solve.to.row_stride;
-    for (col = threadIdx.x; col < n; col += MFSDP__THREADS)
-      to[col] = state == MFSDP__SOLVE_WANTED ? __fmul_rn(a[col], factor) : 0.0f;
-  }
+  for (row = blockIdx.x; row < n; row += gridDim.x)
+    mfsdp__solve_copy_row((float *)solve.to.data + row * solve.to.row_stride,
+                          (const float *)solve.a.data + row * solve.a.row_stride, n,
+                          state != MFSDP__SOLVE_WANTED, factor);
   if (mfsdp__first() == 0) {
     solve.words[MFSDP_CUDA_SOLVE_STATE] = state;
     solve.words[MFSDP_CUDA_SOLVE_SCALE] = mfsdp__solve_scale(least);
@@ -1360,60 +1525,118 @@ static __global__ void mfsdp__pre_begin_kernel(int64_t *failed, mfsdp_cuda_note 
     *constants = mfsdp__pre_constants_of(&args);
 }
 
-/* The gradient as it counts, and the moments' candidates: of it, or of what is projected. */
+/* The gradient as it counts, and the moments' candidates: of it, or of what is projected. N elements,
+ * from element i on; second NULL: without it. */
+template <int N>
+static __device__ inline void mfsdp__pre_moments_at(const mfsdp_precondition_args *args,
+                                                    const mfsdp__pre_constants &c,
+                                                    const float *second, int64_t i) {
+  const bool projected = args->op == MFSDP_SOAP_MOMENTS;
+  mfsdp__pack<float, N> g = mfsdp__load<N>((projected ? args->projected : args->item.grad) + i);
+  mfsdp__pack<float, N> m, v;
+  int k;
+  if (!projected) {
+    for (k = 0; k < N; ++k)
+      g.at[k] = __fmul_rn(g.at[k], c.grad);
+    mfsdp__store<N>(args->grad + i, g);
+  }
+  if (args->op == MFSDP_SOAP_PREPARE) return;
+  m = mfsdp__load<N>(args->item.state[MFSDP_STATE_EXP_AVG] + i);
+  for (k = 0; k < N; ++k)
+    m.at[k] = __fadd_rn(__fmul_rn(c.beta1, m.at[k]), __fmul_rn(c.beta1_rest, g.at[k]));
+  mfsdp__store<N>(args->next_exp_avg + i, m);
+  if (second == NULL) return;
+  v = mfsdp__load<N>(second + i);
+  for (k = 0; k < N; ++k)
+    v.at[k] = __fadd_rn(__fmul_rn(c.beta2, v.at[k]),
+                        __fmul_rn(__fmul_rn(c.beta2_rest, g.at[k]), g.at[k]));
+  mfsdp__store<N>(args->next_exp_avg_sq + i, v);
+  if (!projected) return;
+  for (k = 0; k < N; ++k)
+    g.at[k] = __fdiv_rn(m.at[k], __fadd_rn(__fsqrt_rn(v.at[k]), c.eps));
+  mfsdp__store<N>(args->projected + i, g);
+}
+
 static __global__ void mfsdp__pre_moments_kernel(const int64_t *failed,
                                                  const mfsdp_precondition_args args,
                                                  const mfsdp__pre_constants *constants) {
   const bool projected = args.op == MFSDP_SOAP_MOMENTS;
-  const float *first = args.item.state[MFSDP_STATE_EXP_AVG], *second = NULL;
-  int64_t i;
+  const int64_t count = args.item.count;
+  const float *second = NULL;
+  int64_t packs, i;
   if (!mfsdp__live(failed) || (!projected && !constants->runs)) return;
   const mfsdp__pre_constants c = *constants;
   if (projected || args.graft == MFSDP_GRAFT_ADAMW)
     second = args.item.state[MFSDP_STATE_EXP_AVG_SQ];
-  for (i = mfsdp__first(); i < args.item.count; i += mfsdp__stride()) {
-    const float g = projected ? args.projected[i] : __fmul_rn(args.item.grad[i], c.grad);
-    float m, v;
-    if (!projected) args.grad[i] = g;
-    if (args.op == MFSDP_SOAP_PREPARE) continue;
-    m = __fadd_rn(__fmul_rn(c.beta1, first[i]), __fmul_rn(c.beta1_rest, g));
-    args.next_exp_avg[i] = m;
-    if (second == NULL) continue;
-    v = __fadd_rn(__fmul_rn(c.beta2, second[i]), __fmul_rn(__fmul_rn(c.beta2_rest, g), g));
-    args.next_exp_avg_sq[i] = v;
-    if (projected) args.projected[i] = __fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), c.eps));
-  }
+  packs = mfsdp__all_aligned(args.item.grad, args.grad, args.projected, args.next_exp_avg,
+                             args.next_exp_avg_sq, args.item.state[MFSDP_STATE_EXP_AVG], second)
+              ? count / 4
+              : 0;
+  for (i = mfsdp__first(); i < packs; i += mfsdp__stride())
+    mfsdp__pre_moments_at<4>(&args, c, second, 4 * i);
+  for (i = packs * 4 + mfsdp__first(); i < count; i += mfsdp__stride())
+    mfsdp__pre_moments_at<1>(&args, c, second, i);
 }
 
-/* A root that was computed has a positive diagonal. */
+/* The root, or the identity where it was not computed: one that was has a positive diagonal. */
+template <int N>
+static __device__ inline void mfsdp__pre_roots_at(float *to, const float *root, int64_t n,
+                                                  bool identity, int64_t i) {
+  mfsdp__pack<float, N> x = mfsdp__load<N>(root + i);
+  int k;
+  for (k = 0; k < N && identity; ++k)
+    if ((i + k) / n == (i + k) % n) x.at[k] = 1.0f;
+  mfsdp__store<N>(to + i, x);
+}
+
 static __global__ void mfsdp__pre_roots_kernel(const int64_t *failed,
                                                const mfsdp_precondition_args args) {
   const float *root = args.item.state[MFSDP_STATE_SIDE_LEFT + args.side];
   const int64_t n = mfsdp__pre_length(&args, args.side);
   float *to = args.next_side[args.side];
-  int64_t i;
+  int64_t packs, i;
   if (!mfsdp__live(failed)) return;
-  for (i = mfsdp__first(); i < n * n; i += mfsdp__stride())
-    to[i] = root[0] == 0.0f && i / n == i % n ? 1.0f : root[i];
+  const bool identity = root[0] == 0.0f;
+  packs = mfsdp__all_aligned(to, root) ? n * n / 4 : 0;
+  for (i = mfsdp__first(); i < packs; i += mfsdp__stride())
+    mfsdp__pre_roots_at<4>(to, root, n, identity, 4 * i);
+  for (i = packs * 4 + mfsdp__first(); i < n * n; i += mfsdp__stride())
+    mfsdp__pre_roots_at<1>(to, root, n, identity, i);
 }
 
 static __global__ void mfsdp__pre_scale_kernel(const int64_t *failed,
                                                const mfsdp_precondition_args args,
                                                const mfsdp__pre_constants *constants) {
   const int64_t n = mfsdp__pre_length(&args, args.side);
-  int64_t i, j;
+  int64_t i;
   if (!mfsdp__live(failed)) return;
   for (i = blockIdx.x; i < n; i += gridDim.x) {
     const double value =
         __dadd_rn(__dmul_rn(constants->gram, (double)args.values[i]), constants->shift);
-    const float factor = (float)pow(value, -0.125);
-    float *row = args.square + i * n;
-    for (j = threadIdx.x; j < n; j += MFSDP__THREADS)
-      row[j] = __fmul_rn(row[j], factor);
+    mfsdp__scale_row(args.square + i * n, n, (float)pow(value, -0.125));
   }
 }
 
 /* ---- SOAP's order ---- */
+
+/* A thread's share of the inner product of two rows, as mfsdp__share_of_squares. */
+static __device__ double mfsdp__share_of_product(const float *x, const float *y, int64_t count) {
+  const bool aligned = mfsdp__all_aligned(x, y);
+  double sum = 0.0;
+  int64_t i;
+  int k;
+  for (i = 4 * (int64_t)threadIdx.x; i < count; i += 4 * MFSDP__THREADS) {
+    if (aligned && count - i >= 4) {
+      const mfsdp__pack<float, 4> a = mfsdp__load<4>(x + i), b = mfsdp__load<4>(y + i);
+      for (k = 0; k < 4; ++k)
+        sum = __dadd_rn(sum, __dmul_rn((double)a.at[k], (double)b.at[k]));
+    } else {
+      for (k = 0; k < 4 && i + k < count; ++k)
+        sum = __dadd_rn(sum, __dmul_rn((double)x[i + k], (double)y[i + k]));
+    }
+  }
+  return sum;
+}
 
 /* One block of threads for each row; NaN counts as less than anything, so that there is an order. */
 static __global__ void mfsdp__pre_estimate_kernel(const int64_t *failed,
@@ -1421,13 +1644,11 @@ static __global__ void mfsdp__pre_estimate_kernel(const int64_t *failed,
   const float *basis = args.item.state[MFSDP_STATE_SIDE_LEFT + args.side];
   const int64_t n = mfsdp__pre_length(&args, args.side);
   double *estimate = (double *)(void *)args.values;
-  int64_t i, j;
+  int64_t i;
   if (!mfsdp__live(failed)) return;
   for (i = blockIdx.x; i < n; i += gridDim.x) {
-    double sum = 0.0;
-    for (j = threadIdx.x; j < n; j += MFSDP__THREADS)
-      sum = __dadd_rn(sum, __dmul_rn((double)args.square[i * n + j], (double)basis[i * n + j]));
-    sum = mfsdp__block_sum(sum);
+    const double sum =
+        mfsdp__block_sum(mfsdp__share_of_product(args.square + i * n, basis + i * n, n));
     if (threadIdx.x == 0)
       estimate[i] = sum == sum ? sum : mfsdp_f64_from_bits(UINT64_C(0xfff0000000000000));
   }
@@ -1449,15 +1670,44 @@ static __global__ void mfsdp__pre_order_kernel(const int64_t *failed,
   }
 }
 
+/* By the block of threads. */
+static __device__ void mfsdp__copy_row(float *to, const float *from, int64_t cols) {
+  const int64_t packs = mfsdp__all_aligned(to, from) ? cols / 4 : 0;
+  int64_t j;
+  for (j = threadIdx.x; j < packs; j += MFSDP__THREADS)
+    mfsdp__store<4>(to + 4 * j, mfsdp__load<4>(from + 4 * j));
+  for (j = packs * 4 + threadIdx.x; j < cols; j += MFSDP__THREADS)
+    to[j] = from[j];
+}
+
+/* to[j] = from[order[j]]: what is read lies apart, what is written does not. */
+static __device__ void mfsdp__gather_row(float *to, const float *from, const int32_t *order,
+                                         int64_t cols) {
+  const int64_t packs = mfsdp__all_aligned(to) ? cols / 4 : 0;
+  int64_t j;
+  int k;
+  for (j = threadIdx.x; j < packs; j += MFSDP__THREADS) {
+    mfsdp__pack<float, 4> x;
+    for (k = 0; k < 4; ++k)
+      x.at[k] = from[order[4 * j + k]];
+    mfsdp__store<4>(to + 4 * j, x);
+  }
+  for (j = packs * 4 + threadIdx.x; j < cols; j += MFSDP__THREADS)
+    to[j] = from[order[j]];
+}
+
 /* to[i] = from[order[i]] along one side of a rows x cols matrix. */
 static __global__ void mfsdp__pre_permute_kernel(const int64_t *failed, float *to,
                                                  const float *from, const int32_t *order,
                                                  int64_t rows, int64_t cols, int32_t by_rows) {
-  int64_t i, j;
+  int64_t i;
   if (!mfsdp__live(failed)) return;
-  for (i = blockIdx.x; i < rows; i += gridDim.x)
-    for (j = threadIdx.x; j < cols; j += MFSDP__THREADS)
-      to[i * cols + j] = by_rows ? from[order[i] * cols + j] : from[i * cols + order[j]];
+  for (i = blockIdx.x; i < rows; i += gridDim.x) {
+    if (by_rows)
+      mfsdp__copy_row(to + i * cols, from + order[i] * cols, cols);
+    else
+      mfsdp__gather_row(to + i * cols, from + i * cols, order, cols);
+  }
 }
 
 static int mfsdp__pre_sort(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args) {
@@ -1484,16 +1734,23 @@ static __global__ void mfsdp__pre_start_kernel(const int64_t *failed,
   float *to = args.next_side[args.side];
   int64_t i;
   if (!mfsdp__live(failed) || args.item.state[MFSDP_STATE_UPDATES][0] != 0.0f) return;
-  for (i = mfsdp__first(); i < n * n; i += mfsdp__stride())
-    to[i] = args.square[(n - 1 - i / n) * n + i % n];
+  for (i = blockIdx.x; i < n; i += gridDim.x)
+    mfsdp__copy_row(to + i * n, args.square + (n - 1 - i) * n, n);
 }
 
 /* ---- commit: look at all candidates, decide, write ---- */
 
 static __device__ bool mfsdp__pre_finite(const float *x, int64_t count) {
+  const int64_t packs = mfsdp__all_aligned(x) ? count / 4 : 0;
   bool finite = true;
   int64_t i;
-  for (i = mfsdp__first(); i < count; i += mfsdp__stride())
+  int k;
+  for (i = mfsdp__first(); i < packs; i += mfsdp__stride()) {
+    const mfsdp__pack<float, 4> four = mfsdp__load<4>(x + 4 * i);
+    for (k = 0; k < 4; ++k)
+      if (!mfsdp_f32_is_finite(four.at[k])) finite = false;
+  }
+  for (i = packs * 4 + mfsdp__first(); i < count; i += mfsdp__stride())
     if (!mfsdp_f32_is_finite(x[i])) finite = false;
   return finite;
 }
@@ -1526,17 +1783,33 @@ static __global__ void mfsdp__pre_look_kernel(const int64_t *failed,
   if (threadIdx.x == 0) found[blockIdx.x] = (int32_t)all;
 }
 
-/* A thread's share of the squared norm of AdamW's direction. */
+static __device__ inline double mfsdp__add_adamw(double sum, const mfsdp__pre_constants *c,
+                                                 double eps, float first, float second) {
+  const double m = __dmul_rn(c->first_moment, (double)first);
+  const double v = __dmul_rn(c->second_moment, (double)second);
+  const double x = __ddiv_rn(m, __dadd_rn(__dsqrt_rn(v), eps));
+  return __dadd_rn(sum, __dmul_rn(x, x));
+}
+
+/* A thread's share of the squared norm of AdamW's direction, as mfsdp__share_of_squares. */
 static __device__ double mfsdp__share_of_adamw(const mfsdp_precondition_args *args,
                                                const mfsdp__pre_constants *c, int64_t begin,
                                                int64_t end) {
+  const float *first = args->next_exp_avg, *second = args->next_exp_avg_sq;
+  const bool aligned = mfsdp__all_aligned(first, second);
+  const double eps = args->graft_eps;
   double sum = 0.0;
   int64_t i;
-  for (i = begin + threadIdx.x; i < end; i += MFSDP__THREADS) {
-    const double m = __dmul_rn(c->first_moment, (double)args->next_exp_avg[i]);
-    const double v = __dmul_rn(c->second_moment, (double)args->next_exp_avg_sq[i]);
-    const double x = __ddiv_rn(m, __dadd_rn(__dsqrt_rn(v), args->graft_eps));
-    sum = __dadd_rn(sum, __dmul_rn(x, x));
+  int k;
+  for (i = begin + 4 * (int64_t)threadIdx.x; i < end; i += 4 * MFSDP__THREADS) {
+    if (aligned && end - i >= 4) {
+      const mfsdp__pack<float, 4> m = mfsdp__load<4>(first + i), v = mfsdp__load<4>(second + i);
+      for (k = 0; k < 4; ++k)
+        sum = mfsdp__add_adamw(sum, c, eps, m.at[k], v.at[k]);
+    } else {
+      for (k = 0; k < 4 && i + k < end; ++k)
+        sum = mfsdp__add_adamw(sum, c, eps, first[i + k], second[i + k]);
+    }
   }
   return sum;
 }
@@ -1592,39 +1865,53 @@ static __global__ void mfsdp__pre_decide_kernel(const int64_t *failed,
   c->commits = c->runs && finite && (c->first || mfsdp_f32_is_finite(c->step));
 }
 
-static __device__ void mfsdp__store_param(const mfsdp_fused_item *item, int64_t i, float value) {
-  if (item->param == NULL) return;
-  switch (item->param_dtype) {
-  case MFSDP_F32: mfsdp__narrow(value, (float *)item->param + i); break;
-  case MFSDP_F64: mfsdp__narrow(value, (double *)item->param + i); break;
-  case MFSDP_BF16: mfsdp__narrow(value, (mfsdp__bf16 *)item->param + i); break;
-  case MFSDP_F16: mfsdp__narrow(value, (mfsdp__f16 *)item->param + i); break;
-  }
+static __device__ void mfsdp__pre_copy(float *to, const float *from, int64_t count) {
+  const int64_t packs = mfsdp__all_aligned(to, from) ? count / 4 : 0;
+  int64_t i;
+  for (i = mfsdp__first(); i < packs; i += mfsdp__stride())
+    mfsdp__store<4>(to + 4 * i, mfsdp__load<4>(from + 4 * i));
+  for (i = packs * 4 + mfsdp__first(); i < count; i += mfsdp__stride())
+    to[i] = from[i];
 }
 
-static __device__ void mfsdp__pre_copy(float *to, const float *from, int64_t count) {
+/* N elements of master and parameter, from element i on. */
+template <int N>
+static __device__ inline void mfsdp__pre_master_at(const mfsdp_precondition_args *args,
+                                                   const mfsdp__pre_constants &c, int64_t i) {
+  const mfsdp__pack<float, N> direction = mfsdp__load<N>(args->direction + i);
+  mfsdp__pack<float, N> w = mfsdp__load<N>(args->item.master + i);
+  int k;
+  for (k = 0; k < N; ++k)
+    w.at[k] = __fmul_rn(__fsub_rn(__fmul_rn(w.at[k], c.before), __fmul_rn(c.step, direction.at[k])),
+                        c.after);
+  mfsdp__store<N>(args->item.master + i, w);
+  mfsdp__store_param<N>(&args->item, i, w);
+}
+
+static __device__ void mfsdp__pre_masters(const mfsdp_precondition_args *args,
+                                          const mfsdp__pre_constants &c) {
+  const mfsdp_fused_item *item = &args->item;
+  const int64_t packs =
+      mfsdp__all_aligned(item->master, item->param, args->direction) ? item->count / 4 : 0;
   int64_t i;
-  for (i = mfsdp__first(); i < count; i += mfsdp__stride())
-    to[i] = from[i];
+  for (i = mfsdp__first(); i < packs; i += mfsdp__stride())
+    mfsdp__pre_master_at<4>(args, c, 4 * i);
+  for (i = packs * 4 + mfsdp__first(); i < item->count; i += mfsdp__stride())
+    mfsdp__pre_master_at<1>(args, c, i);
 }
 
 static __global__ void mfsdp__pre_store_kernel(const int64_t *failed,
                                                const mfsdp_precondition_args args,
                                                const mfsdp__pre_constants *constants) {
   const mfsdp_fused_item *item = &args.item;
-  int64_t i;
   int side;
   if (!mfsdp__live(failed) || !constants->commits) return;
   const mfsdp__pre_constants c = *constants;
-  for (i = mfsdp__first(); i < item->count && !c.first; i += mfsdp__stride()) {
-    const float w = __fmul_rn(
-        __fsub_rn(__fmul_rn(item->master[i], c.before), __fmul_rn(c.step, args.direction[i])),
-        c.after);
-    item->master[i] = w;
-    mfsdp__store_param(item, i, w);
-    item->state[MFSDP_STATE_EXP_AVG][i] = args.next_exp_avg[i];
+  if (!c.first) {
+    mfsdp__pre_masters(&args, c);
+    mfsdp__pre_copy(item->state[MFSDP_STATE_EXP_AVG], args.next_exp_avg, item->count);
     if (item->state[MFSDP_STATE_EXP_AVG_SQ] != NULL)
-      item->state[MFSDP_STATE_EXP_AVG_SQ][i] = args.next_exp_avg_sq[i];
+      mfsdp__pre_copy(item->state[MFSDP_STATE_EXP_AVG_SQ], args.next_exp_avg_sq, item->count);
   }
   for (side = 0; side < 2; ++side) {
     const int64_t n = mfsdp__pre_length(&args, side);
@@ -1676,16 +1963,18 @@ static int mfsdp__precondition(const mfsdp_cuda_lane *lane, const mfsdp_precondi
   case MFSDP_SHAMPOO_PREPARE:
   case MFSDP_SOAP_PREPARE:
   case MFSDP_SOAP_MOMENTS:
-    return mfsdp__launch(lane, mfsdp__grid(lane, count), mfsdp__pre_moments_kernel, failed, *args,
-                         read);
+    return mfsdp__launch(lane, mfsdp__grid(lane, count / 4), mfsdp__pre_moments_kernel, failed,
+                         *args, read);
   case MFSDP_SHAMPOO_ROOTS:
-    return mfsdp__launch(lane, mfsdp__grid(lane, n * n), mfsdp__pre_roots_kernel, failed, *args);
+    return mfsdp__launch(lane, mfsdp__grid(lane, n * n / 4), mfsdp__pre_roots_kernel, failed,
+                         *args);
   case MFSDP_SHAMPOO_SCALE:
     return mfsdp__launch(lane, mfsdp__grid(lane, n * MFSDP__THREADS), mfsdp__pre_scale_kernel,
                          failed, *args, read);
   case MFSDP_SOAP_SORT: return mfsdp__pre_sort(lane, args);
   case MFSDP_SOAP_START:
-    return mfsdp__launch(lane, mfsdp__grid(lane, n * n), mfsdp__pre_start_kernel, failed, *args);
+    return mfsdp__launch(lane, mfsdp__grid(lane, n * MFSDP__THREADS), mfsdp__pre_start_kernel,
+                         failed, *args);
   case MFSDP_SHAMPOO_COMMIT:
   case MFSDP_SOAP_COMMIT: return mfsdp__pre_commit(lane, args, most);
   }

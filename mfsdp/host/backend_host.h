@@ -29,6 +29,7 @@
 #ifndef MFSDP_HOST_BACKEND_HOST_H
 #define MFSDP_HOST_BACKEND_HOST_H
 
+#include "../backend_check.h"
 #include "host_decompose.h"
 #include "host_dense.h"
 #include "host_math.h"
@@ -60,62 +61,6 @@ MFSDP_API mfsdp_host_backend_desc mfsdp_host_backend_desc_default(void) {
   return desc;
 }
 
-/* ---- checks ---- */
-
-#define MFSDP__HOST_FAIL(host, status, ...) MFSDP_FAIL((host)->context, (status), __VA_ARGS__)
-
-MFSDP_API int mfsdp__host_space_ok(mfsdp_space space) {
-  return space == MFSDP_SPACE_DEVICE || space == MFSDP_SPACE_PINNED || space == MFSDP_SPACE_HOST;
-}
-
-/* By address, since pointers into different objects may not be compared. */
-MFSDP_API int mfsdp__host_overlap(const void *a, size_t a_nbytes, const void *b, size_t b_nbytes) {
-  const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-  return a_nbytes > 0 && b_nbytes > 0 && (x < y ? y - x < a_nbytes : x - y < b_nbytes);
-}
-
-/* An array of `count` elements: known dtype, count that fits, pointer present and aligned. */
-MFSDP_API mfsdp_status mfsdp__host_check_array(mfsdp_host_backend *host, const char *entry,
-                                               const char *what, const void *data,
-                                               mfsdp_dtype dtype, int64_t count, size_t *nbytes) {
-  const size_t element_nbytes = mfsdp_dtype_nbytes(dtype);
-  *nbytes = 0;
-  if (element_nbytes == 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: the dtype of %s is %d, which is none",
-                            entry, what, (int)dtype);
-  if (count < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: count is %lld, needs at least 0", entry,
-                            (long long)count);
-  if (!mfsdp_elements_nbytes(count, dtype, nbytes))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_OVERFLOW, "%s: %lld elements of %s overflow size_t",
-                            entry, (long long)count, what);
-  if (count > 0 && data == NULL)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: %s is NULL, needs %lld elements", entry,
-                            what, (long long)count);
-  if ((uintptr_t)data % element_nbytes != 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "%s: %s is not aligned to its %zu-byte elements", entry, what,
-                            element_nbytes);
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__host_check_queue(mfsdp_host_backend *host, const char *entry,
-                                               const mfsdp_queue *queue) {
-  if (queue == NULL) return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: queue is NULL", entry);
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__host_check_struct(mfsdp_host_backend *host, const char *entry,
-                                                const void *args, size_t struct_nbytes) {
-  size_t given;
-  if (args == NULL) return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: args is NULL", entry);
-  memcpy(&given, args, sizeof(given)); /* the first member of every description */
-  if (given != struct_nbytes)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "%s: args.struct_nbytes is %zu, needs %zu",
-                            entry, given, struct_nbytes);
-  return MFSDP_OK;
-}
-
 MFSDP_API mfsdp_status mfsdp__host_put(mfsdp_queue *queue, mfsdp__host_work work, const void *args,
                                        size_t nbytes) {
   return mfsdp__host_submit((mfsdp__host_queue *)(void *)queue, work, args, nbytes);
@@ -127,16 +72,7 @@ MFSDP_API mfsdp_status mfsdp__host_mem_alloc(void *self, mfsdp_context *context,
                                              size_t alignment, mfsdp_space space, void **out) {
   const mfsdp_allocator *allocator = &context->desc.allocator;
   (void)self;
-  if (out == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "mem_alloc: out is NULL");
-  *out = NULL;
-  if (nbytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0)
-    return MFSDP_FAIL(
-        context, MFSDP_E_ARGUMENT,
-        "mem_alloc: %zu bytes aligned to %zu; needs at least 1 byte and a power of two", nbytes,
-        alignment);
-  if (!mfsdp__host_space_ok(space))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "mem_alloc: space is %d, which is none",
-                      (int)space);
+  MFSDP_TRY(mfsdp__check_alloc(context, nbytes, alignment, space, out));
   *out = allocator->alloc(nbytes, alignment, space, allocator->user);
   if (*out == NULL)
     return MFSDP_FAIL(context, MFSDP_E_MEMORY, "mem_alloc: the allocator refused %zu bytes",
@@ -168,8 +104,8 @@ MFSDP_API mfsdp_status mfsdp__host_queue_call(void *self, mfsdp_queue *queue, mf
                                               void *argument) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_call_args args;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "queue_call", queue));
-  if (task == NULL) return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "queue_call: task is NULL");
+  MFSDP_TRY(mfsdp__check_queue(host->context, "queue_call", queue));
+  if (task == NULL) return MFSDP_FAIL(host->context, MFSDP_E_ARGUMENT, "queue_call: task is NULL");
   args.task = task;
   args.argument = argument;
   return mfsdp__host_put(queue, mfsdp__host_run_call, &args, sizeof(args));
@@ -199,17 +135,9 @@ MFSDP_API mfsdp_status mfsdp__host_copy(void *self, mfsdp_queue *queue, void *ds
                                         mfsdp_space src_space, size_t nbytes) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_copy_args args;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "copy", queue));
-  if (!mfsdp__host_space_ok(dst_space) || !mfsdp__host_space_ok(src_space))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "copy: from space %d to space %d: not a space",
-                            (int)src_space, (int)dst_space);
+  MFSDP_TRY(mfsdp__check_queue(host->context, "copy", queue));
+  MFSDP_TRY(mfsdp__check_copy(host->context, dst, dst_space, src, src_space, nbytes));
   if (nbytes == 0) return MFSDP_OK;
-  if (dst == NULL || src == NULL)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "copy: %s is NULL, needs %zu bytes",
-                            dst == NULL ? "dst" : "src", nbytes);
-  if (mfsdp__host_overlap(dst, nbytes, src, nbytes))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "copy: dst and src overlap in their %zu bytes",
-                            nbytes);
   args.dst = dst;
   args.src = src;
   args.nbytes = nbytes;
@@ -221,14 +149,9 @@ MFSDP_API mfsdp_status mfsdp__host_fill_bytes(void *self, mfsdp_queue *queue, vo
                                               int32_t byte, size_t nbytes) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_copy_args args;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "fill_bytes", queue));
-  if (byte < 0 || byte > 255)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "fill_bytes: byte is %d, needs 0 to 255",
-                            (int)byte);
+  MFSDP_TRY(mfsdp__check_queue(host->context, "fill_bytes", queue));
+  MFSDP_TRY(mfsdp__check_fill(host->context, dst, byte, nbytes));
   if (nbytes == 0) return MFSDP_OK;
-  if (dst == NULL)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "fill_bytes: dst is NULL, needs %zu bytes",
-                            nbytes);
   args.dst = dst;
   args.src = NULL;
   args.nbytes = nbytes;
@@ -259,12 +182,8 @@ MFSDP_API mfsdp_status mfsdp__host_cast_entry(void *self, mfsdp_queue *queue, vo
                                               mfsdp_dtype src_dtype, int64_t count) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_cast_args args;
-  size_t dst_nbytes, src_nbytes;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "cast", queue));
-  MFSDP_TRY(mfsdp__host_check_array(host, "cast", "dst", dst, dst_dtype, count, &dst_nbytes));
-  MFSDP_TRY(mfsdp__host_check_array(host, "cast", "src", src, src_dtype, count, &src_nbytes));
-  if (mfsdp__host_overlap(dst, dst_nbytes, src, src_nbytes))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "cast: dst and src overlap");
+  MFSDP_TRY(mfsdp__check_queue(host->context, "cast", queue));
+  MFSDP_TRY(mfsdp__check_cast(host->context, dst, dst_dtype, src, src_dtype, count));
   if (count == 0) return MFSDP_OK;
   args.dst = dst;
   args.src = src;
@@ -295,28 +214,6 @@ MFSDP_API mfsdp_status mfsdp__host_run_sum(mfsdp_host_backend *host, const void 
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__host_check_terms(mfsdp_host_backend *host, const float *acc,
-                                               const void *const *terms, mfsdp_dtype dtype,
-                                               int32_t term_count, int64_t count) {
-  size_t acc_nbytes, term_nbytes;
-  int32_t t;
-  MFSDP_TRY(mfsdp__host_check_array(host, "sum_terms", "acc", acc, MFSDP_F32, count, &acc_nbytes));
-  if (term_count < 1)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "sum_terms: term_count is %d, needs at least 1",
-                            (int)term_count);
-  if (terms == NULL) return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "sum_terms: terms is NULL");
-  if (dtype == MFSDP_F64)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED,
-                            "sum_terms: terms of dtype f64; needs f32, bf16 or f16");
-  for (t = 0; t < term_count; ++t) {
-    MFSDP_TRY(
-        mfsdp__host_check_array(host, "sum_terms", "a term", terms[t], dtype, count, &term_nbytes));
-    if (mfsdp__host_overlap(acc, acc_nbytes, terms[t], term_nbytes))
-      return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "sum_terms: term %d overlaps acc", (int)t);
-  }
-  return MFSDP_OK;
-}
-
 MFSDP_API mfsdp_status mfsdp__host_sum_terms_entry(void *self, mfsdp_queue *queue, float *acc,
                                                    int32_t first, const void *const *terms,
                                                    mfsdp_dtype dtype, int32_t term_count,
@@ -324,8 +221,8 @@ MFSDP_API mfsdp_status mfsdp__host_sum_terms_entry(void *self, mfsdp_queue *queu
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_sum_args args;
   int32_t t;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "sum_terms", queue));
-  MFSDP_TRY(mfsdp__host_check_terms(host, acc, terms, dtype, term_count, count));
+  MFSDP_TRY(mfsdp__check_queue(host->context, "sum_terms", queue));
+  MFSDP_TRY(mfsdp__check_terms(host->context, acc, terms, dtype, term_count, count));
   if (count == 0) return MFSDP_OK;
   args.acc = acc;
   args.count = count;
@@ -371,14 +268,9 @@ MFSDP_API mfsdp_status mfsdp__host_sumsq_entry(void *self, mfsdp_queue *queue, d
                                                int32_t block_count) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
   mfsdp__host_sumsq_args args;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "sumsq", queue));
-  if (block_count < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "sumsq: block_count is %d, needs at least 0",
-                            (int)block_count);
+  MFSDP_TRY(mfsdp__check_queue(host->context, "sumsq", queue));
+  MFSDP_TRY(mfsdp__check_sumsq(host->context, slots, blocks, block_count));
   if (block_count == 0) return MFSDP_OK;
-  if (slots == NULL || blocks == NULL)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "sumsq: %s is NULL, needs %d blocks",
-                            slots == NULL ? "slots" : "blocks", (int)block_count);
   args.slots = slots;
   args.acc = acc;
   args.blocks = blocks;
@@ -399,109 +291,12 @@ MFSDP_API mfsdp_status mfsdp__host_run_verdict(mfsdp_host_backend *host, const v
 MFSDP_API mfsdp_status mfsdp__host_verdict_entry(void *self, mfsdp_queue *queue,
                                                  const mfsdp_verdict_args *args) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "verdict_fold", queue));
-  MFSDP_TRY(mfsdp__host_check_struct(host, "verdict_fold", args, sizeof(*args)));
-  if (args->world < 1 || args->group_count < 1)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "verdict_fold: world is %d, group_count is %d; both need at least 1",
-                            (int)args->world, (int)args->group_count);
-  if (args->block_count < 0 || args->value_capacity < 0 || args->param_count < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "verdict_fold: block_count %lld, value_capacity %d, param_count %d: "
-                            "none may be negative",
-                            (long long)args->block_count, (int)args->value_capacity,
-                            (int)args->param_count);
-  if (args->value_count < 0 ||
-      (int64_t)args->value_count > (int64_t)args->world * (int64_t)args->value_capacity)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "verdict_fold: value_count is %d, needs 0 to world %d times "
-                            "value_capacity %d",
-                            (int)args->value_count, (int)args->world, (int)args->value_capacity);
-  if (!(args->loss_scale > 0.0))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "verdict_fold: loss_scale is %g, needs to be positive",
-                            args->loss_scale);
-  if (args->messages == NULL || args->rank_word == NULL || args->rates == NULL ||
-      args->scalars == NULL || args->record == NULL ||
-      (args->block_count > 0 && args->block_word == NULL) ||
-      (args->param_count > 0 && args->present == NULL))
-    return MFSDP__HOST_FAIL(
-        host, MFSDP_E_ARGUMENT,
-        "verdict_fold: messages, rank_word, block_word, rates, present, scalars "
-        "or record is NULL");
+  MFSDP_TRY(mfsdp__check_queue(host->context, "verdict_fold", queue));
+  MFSDP_TRY(mfsdp__check_verdict(host->context, args));
   return mfsdp__host_put(queue, mfsdp__host_run_verdict, args, sizeof(*args));
 }
 
 /* ---- dense ---- */
-
-MFSDP_API mfsdp_status mfsdp__host_check_mat(mfsdp_host_backend *host, const char *what,
-                                             const mfsdp_mat *mat, int64_t rows, int64_t cols,
-                                             int64_t batch_count, size_t element_nbytes) {
-  const int64_t small = INT64_C(1) << 28;
-  int64_t batch_extent, extent;
-  if (mat->rows != rows || mat->cols != cols)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: %s is %lld x %lld, needs %lld x %lld",
-                            what, (long long)mat->rows, (long long)mat->cols, (long long)rows,
-                            (long long)cols);
-  if (rows == 0 || cols == 0 || batch_count == 0) return MFSDP_OK;
-  if (mat->row_stride < cols || mat->batch_stride < 0)
-    return MFSDP__HOST_FAIL(
-        host, MFSDP_E_ARGUMENT,
-        "gemm: %s has row_stride %lld and batch_stride %lld; needs at least its "
-        "%lld columns, and 0",
-        what, (long long)mat->row_stride, (long long)mat->batch_stride, (long long)cols);
-  if ((rows > small || mat->row_stride > small || batch_count > small ||
-       mat->batch_stride > small) && /* no product of two of them overflows otherwise */
-      (!mfsdp_i64_mul(batch_count - 1, mat->batch_stride, &batch_extent) ||
-       !mfsdp_i64_mul(rows, mat->row_stride, &extent) ||
-       !mfsdp_i64_add(extent, batch_extent, &extent) ||
-       !mfsdp_i64_mul(extent, (int64_t)element_nbytes, &extent)))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_OVERFLOW, "gemm: the extent of %s overflows int64", what);
-  if (mat->data == NULL || (uintptr_t)mat->data % element_nbytes != 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "gemm: %s is NULL or not aligned to its elements", what);
-  return MFSDP_OK;
-}
-
-MFSDP_API mfsdp_status mfsdp__host_check_gemm(mfsdp_host_backend *host,
-                                              const mfsdp_gemm_args *args) {
-  const mfsdp_mat *a = &args->a, *b = &args->b, *c = &args->c, *d = &args->d;
-  const int64_t m = args->trans_a ? a->cols : a->rows, k = args->trans_a ? a->rows : a->cols;
-  const int64_t n = args->trans_b ? b->rows : b->cols;
-  const size_t nbytes = mfsdp_dtype_nbytes(args->dtype);
-  if (args->dtype != MFSDP_F32 && args->dtype != MFSDP_BF16 && args->dtype != MFSDP_F16)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED,
-                            "gemm: dtype %s; the host backend has f32, bf16 and f16",
-                            mfsdp_dtype_name(args->dtype));
-  if (args->batch_count < 0 || m < 0 || n < 0 || k < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "gemm: %lld products of %lld x %lld x %lld: none may be negative",
-                            (long long)args->batch_count, (long long)m, (long long)n, (long long)k);
-  MFSDP_TRY(mfsdp__host_check_mat(host, "a", a, a->rows, a->cols, args->batch_count, nbytes));
-  MFSDP_TRY(mfsdp__host_check_mat(host, args->trans_b ? "b (transposed)" : "b", b,
-                                  args->trans_b ? n : k, args->trans_b ? k : n, args->batch_count,
-                                  nbytes));
-  MFSDP_TRY(mfsdp__host_check_mat(host, "d", d, m, n, args->batch_count, nbytes));
-  if (m == 0 || n == 0) return MFSDP_OK;
-  if (args->beta != 0.0f) {
-    MFSDP_TRY(mfsdp__host_check_mat(host, "c", c, m, n, args->batch_count, nbytes));
-    if (c->data == d->data &&
-        (c->row_stride != d->row_stride || c->batch_stride != d->batch_stride))
-      return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: c is d, but with other strides");
-  }
-  if (d->data == a->data || d->data == b->data)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "gemm: d is %s; the result cannot be in place",
-                            d->data == a->data ? "a" : "b");
-  if (args->batch_count > 1 && d->batch_stride == 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "gemm: d has batch_stride 0: %lld results in one place",
-                            (long long)args->batch_count);
-  if ((args->symmetric || args->diagonal != 0.0f) && m != n)
-    return MFSDP__HOST_FAIL(
-        host, MFSDP_E_ARGUMENT, "gemm: %s, but d is %lld x %lld; needs a square",
-        args->symmetric ? "symmetric" : "a diagonal", (long long)m, (long long)n);
-  return MFSDP_OK;
-}
 
 MFSDP_API mfsdp_status mfsdp__host_run_gemm(mfsdp_host_backend *host, const void *arguments,
                                             mfsdp_error *error) {
@@ -513,9 +308,8 @@ MFSDP_API mfsdp_status mfsdp__host_run_gemm(mfsdp_host_backend *host, const void
 MFSDP_API mfsdp_status mfsdp__host_gemm_entry(void *self, mfsdp_queue *queue,
                                               const mfsdp_gemm_args *args) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "gemm", queue));
-  MFSDP_TRY(mfsdp__host_check_struct(host, "gemm", args, sizeof(*args)));
-  MFSDP_TRY(mfsdp__host_check_gemm(host, args));
+  MFSDP_TRY(mfsdp__check_queue(host->context, "gemm", queue));
+  MFSDP_TRY(mfsdp__check_gemm(host->context, "host", args));
   return mfsdp__host_put(queue, mfsdp__host_run_gemm, args, sizeof(*args));
 }
 
@@ -530,31 +324,8 @@ MFSDP_API mfsdp_status mfsdp__host_run_normalize(mfsdp_host_backend *host, const
 MFSDP_API mfsdp_status mfsdp__host_normalize_entry(void *self, mfsdp_queue *queue,
                                                    const mfsdp_normalize_args *args) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
-  size_t nbytes;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "normalize", queue));
-  MFSDP_TRY(mfsdp__host_check_struct(host, "normalize", args, sizeof(*args)));
-  if (args->rule != MFSDP_NORM_SCALE_SAFE && args->rule != MFSDP_NORM_MAX_EPS &&
-      args->rule != MFSDP_NORM_ADD_EPS)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "normalize: rule is %d, which is none",
-                            (int)args->rule);
-  if (!(args->eps >= 0.0))
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "normalize: eps is %g, needs at least 0",
-                            args->eps);
-  if (args->batch_count < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT,
-                            "normalize: batch_count is %lld, needs at least 0",
-                            (long long)args->batch_count);
-  MFSDP_TRY(mfsdp__host_check_array(host, "normalize", "dst", args->dst, args->dst_dtype,
-                                    args->count, &nbytes));
-  MFSDP_TRY(mfsdp__host_check_array(host, "normalize", "src", args->src, MFSDP_F32, args->count,
-                                    &nbytes));
-  if (args->batch_count > 1 && (args->dst_stride < args->count || args->src_stride < args->count))
-    return MFSDP__HOST_FAIL(
-        host, MFSDP_E_ARGUMENT, "normalize: strides %lld and %lld; need at least the count %lld",
-        (long long)args->dst_stride, (long long)args->src_stride, (long long)args->count);
-  if ((const void *)args->dst == (const void *)args->src && args->dst_dtype != MFSDP_F32)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "normalize: in place from f32 to %s",
-                            mfsdp_dtype_name(args->dst_dtype));
+  MFSDP_TRY(mfsdp__check_queue(host->context, "normalize", queue));
+  MFSDP_TRY(mfsdp__check_normalize(host->context, args));
   if (args->count == 0 || args->batch_count == 0) return MFSDP_OK;
   return mfsdp__host_put(queue, mfsdp__host_run_normalize, args, sizeof(*args));
 }
@@ -609,19 +380,9 @@ MFSDP_API mfsdp_status mfsdp__host_run_fused(mfsdp_host_backend *host, const voi
 MFSDP_API mfsdp_status mfsdp__host_fused_entry(void *self, mfsdp_queue *queue,
                                                const mfsdp_fused_args *args) {
   mfsdp_host_backend *host = (mfsdp_host_backend *)self;
-  MFSDP_TRY(mfsdp__host_check_queue(host, "fused", queue));
-  MFSDP_TRY(mfsdp__host_check_struct(host, "fused", args, sizeof(*args)));
-  if (args->op != MFSDP_FUSED_ADAMW && args->op != MFSDP_FUSED_MUON_PREPARE &&
-      args->op != MFSDP_FUSED_MUON_COMMIT && args->op != MFSDP_FUSED_MUON_ROWS)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_UNSUPPORTED,
-                            "fused: op is %d; the host backend has AdamW and Muon", (int)args->op);
-  if (args->item_count < 0)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "fused: item_count is %d, needs at least 0",
-                            (int)args->item_count);
+  MFSDP_TRY(mfsdp__check_queue(host->context, "fused", queue));
+  MFSDP_TRY(mfsdp__check_fused(host->context, "host", args));
   if (args->item_count == 0) return MFSDP_OK;
-  if (args->items == NULL || args->scalars == NULL)
-    return MFSDP__HOST_FAIL(host, MFSDP_E_ARGUMENT, "fused: %s is NULL",
-                            args->items == NULL ? "items" : "scalars");
   return mfsdp__host_put(queue, mfsdp__host_run_fused, args, sizeof(*args));
 }
 

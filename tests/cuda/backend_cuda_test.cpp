@@ -4,6 +4,7 @@
  * tests/host and of the optimizers ask of it too.
  */
 #include "mfsdp/cuda/backend_cuda.h"
+#include "mfsdp/optimizer.h"
 
 #include "tests/cudasim/cudasim.h"
 #include "tests/support/backend_rig.h"
@@ -334,27 +335,96 @@ TEST(CudaQueue, WorkIsCapturedIntoAGraphOrRefused) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
+/* Three steps of Muon, rows normalized, and of AdamW: each enqueued, or one that was captured, replayed. */
+std::vector<float> three_steps(bool captured) {
+  Rig rig(cuda_kind());
+  Buffer<float> masters(&rig, Numbers(1).reals(144)), grads(&rig, Numbers(2).reals(144));
+  mfsdp_hyper_group groups[2] = {mfsdp_hyper_group_muon(MFSDP_MUON_TORCH),
+                                 mfsdp_hyper_group_adamw(0.01, 0.1)};
+  groups[0].muon.normalize_rows = 1;
+  mfsdp_optimizer_tensor tensors[3]; /* two of one shape, and a run of elements */
+  std::memset(tensors, 0, sizeof(tensors));
+  for (int i = 0; i < 3; ++i) {
+    tensors[i].name = "w";
+    tensors[i].role = i < 2 ? MFSDP_ROLE_MATRIX : MFSDP_ROLE_ELEMENTWISE;
+    tensors[i].hyper_group = i < 2 ? 0 : 1;
+    tensors[i].param = i;
+    tensors[i].rows = 6;
+    tensors[i].cols = 8;
+    tensors[i].count = 48;
+    tensors[i].master = masters.data() + 48 * i;
+    tensors[i].grad = grads.data() + 48 * i;
+  }
+  mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
+  desc.groups = groups;
+  desc.group_count = 2;
+  mfsdp_optimizer *optimizer = nullptr;
+  EXPECT_EQ(mfsdp_optimizer_create(&rig.context, rig.backend, &desc, tensors, 3, &optimizer),
+            MFSDP_OK)
+      << rig.message();
+  mfsdp_step_scalars now = mfsdp_step_scalars_default(0.02, 0.1);
+  now.applied_steps = 1;
+  Buffer<mfsdp_step_scalars> scalars(&rig, std::vector<mfsdp_step_scalars>{now, now});
+  cudaStream_t stream = mfsdp_cuda_queue_stream(rig.queue);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  const auto step = [&] {
+    EXPECT_EQ(mfsdp_optimizer_step(&rig.context, optimizer, rig.queue, scalars.data(), nullptr),
+              MFSDP_OK)
+        << rig.message();
+  };
+  if (captured) {
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    step();
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (captured)
+      EXPECT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    else
+      step();
+  }
+  EXPECT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+  if (captured) {
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  mfsdp_optimizer_destroy(&rig.context, optimizer);
+  return masters.read();
+}
+
+TEST(CudaQueue, AnOptimizerStepIsCapturedIntoAGraph) {
+  const std::vector<float> enqueued = three_steps(false);
+  EXPECT_FALSE(test::same_bits(enqueued, Numbers(1).reals(144)));
+  EXPECT_TRUE(test::same_bits(three_steps(true), enqueued));
+}
+
 /* ---- symmetric products by tiles ---- */
 
-/* Integers, so that every order gives the same sums, and so does every route. */
+/* Integers, so that every order gives the same sums, and so does every route: by tiles where the memory
+ * is aligned, else whole; with c elsewhere than d without a copy, or from one. */
 TEST(CudaDense, TilesOfTheLowerTriangleEqualTheWholeProduct) {
   Rig rig(cuda_kind()); /* by tiles from 64 rows on */
   Numbers numbers(3);
   for (int64_t n : {64, 67, 96, 131})
     for (int apart = 0; apart < 2; ++apart)
-      for (int trans = 0; trans < 2; ++trans) {
-        const int64_t k = 5, batch = 2, stride = n + 3;
-        const std::size_t square = static_cast<std::size_t>(n * stride * batch);
+      for (int route = 0; route < 4; ++route) {
+        const int trans = route % 2;
+        const std::size_t offset = route / 2 ? 1 : 0; /* of all arrays */
+        const int64_t k = 8, batch = 2, stride = (n + 6) / 4 * 4;
+        const int64_t a_step = n * k + 4, d_step = n * stride;
+        const std::size_t square = static_cast<std::size_t>(d_step * batch);
         const std::vector<float> values =
-            numbers.integers(static_cast<std::size_t>(n * k * batch), 9);
-        std::vector<float> old(square);
+            numbers.integers(static_cast<std::size_t>(a_step * batch), 9);
+        std::vector<float> old(square, 55.0f);
         for (int64_t x = 0; x < batch; ++x)
           for (int64_t i = 0; i < n; ++i)
             for (int64_t j = 0; j < stride; ++j)
-              old[static_cast<std::size_t>((x * n + i) * stride + j)] =
+              old[static_cast<std::size_t>(x * d_step + i * stride + j)] =
                   j < n ? static_cast<float>((i + j) % 7) : 55.0f; /* symmetric, then a gap */
-        Buffer<float> a(&rig, values), c(&rig, old),
-            d(&rig, apart ? std::vector<float>(square, 55.0f) : old);
+        Buffer<float> a(&rig, values, offset), c(&rig, old, offset),
+            d(&rig, apart ? std::vector<float>(square, 55.0f) : old, offset);
         std::vector<float> want = old;
         for (int64_t x = 0; x < batch; ++x)
           for (int64_t i = 0; i < n; ++i)
@@ -362,15 +432,15 @@ TEST(CudaDense, TilesOfTheLowerTriangleEqualTheWholeProduct) {
               float sum = 0.0f;
               for (int64_t l = 0; l < k; ++l)
                 sum +=
-                    values[static_cast<std::size_t>(x * n * k + (trans ? l * n + i : i * k + l))] *
-                    values[static_cast<std::size_t>(x * n * k + (trans ? l * n + j : j * k + l))];
-              float &to = want[static_cast<std::size_t>((x * n + i) * stride + j)];
+                    values[static_cast<std::size_t>(x * a_step + (trans ? l * n + i : i * k + l))] *
+                    values[static_cast<std::size_t>(x * a_step + (trans ? l * n + j : j * k + l))];
+              float &to = want[static_cast<std::size_t>(x * d_step + i * stride + j)];
               to = 2.0f * sum + 3.0f * to + (i == j ? 4.0f : 0.0f);
             }
         mfsdp_gemm_args args = mfsdp_gemm_args_default();
         args.a = args.b =
-            trans ? mfsdp_mat{a.data(), k, n, n, n * k} : mfsdp_mat{a.data(), n, k, k, n * k};
-        args.d = mfsdp_mat{d.data(), n, n, stride, n * stride};
+            trans ? mfsdp_mat{a.data(), k, n, n, a_step} : mfsdp_mat{a.data(), n, k, k, a_step};
+        args.d = mfsdp_mat{d.data(), n, n, stride, d_step};
         args.c = args.d;
         if (apart) args.c.data = c.data();
         args.trans_a = trans;
@@ -381,7 +451,82 @@ TEST(CudaDense, TilesOfTheLowerTriangleEqualTheWholeProduct) {
         args.diagonal = 4.0f;
         args.symmetric = 1;
         ASSERT_EQ(rig.ops->gemm(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
-        ASSERT_EQ(d.read(), want) << n << " apart " << apart << " trans " << trans;
+        ASSERT_EQ(d.read(), want) << n << " apart " << apart << " route " << route;
+      }
+}
+
+/* What decides is where a packed batch would put its matrices, for one matrix too; and that they lie
+ * where they may. */
+TEST(CudaDense, AMatrixInABatchGoesTheSameWayAsAlone) {
+  alignas(256) static char memory[512];
+  mfsdp_gemm_args args = mfsdp_gemm_args_default();
+  args.dtype = MFSDP_BF16;
+  args.a = args.b = mfsdp_mat{memory, 72, 24, 24, 72 * 24};
+  args.c = args.d = mfsdp_mat{memory, 72, 72, 72, 72 * 72};
+  for (const int64_t batch : {1, 3}) {
+    args.batch_count = batch;
+    EXPECT_TRUE(mfsdp__cuda_mats_aligned(&args, 16, 1)) << batch;
+    mfsdp_gemm_args other = args;
+    other.a.rows = 71, other.a.cols = other.a.row_stride = 25, other.a.batch_stride = 71 * 25;
+    EXPECT_FALSE(mfsdp__cuda_mats_aligned(&other, 16, 1)) << batch;
+    EXPECT_TRUE(mfsdp__cuda_mats_aligned(&other, 16, 0)) << batch;
+    other = args, other.d.rows = 71, other.d.row_stride = 73, other.d.batch_stride = 71 * 73;
+    EXPECT_FALSE(mfsdp__cuda_mats_aligned(&other, 16, 1)) << batch;
+    other = args, other.b.data = memory + 8;
+    EXPECT_FALSE(mfsdp__cuda_mats_aligned(&other, 16, 1)) << batch;
+    other = args, other.c.data = memory + 128;
+    EXPECT_TRUE(mfsdp__cuda_mats_aligned(&other, 256, 0)) << batch << ": c is not read";
+    other.beta = 1.0f;
+    EXPECT_FALSE(mfsdp__cuda_mats_aligned(&other, 256, 0)) << batch;
+  }
+  args.a.batch_stride += 4;
+  EXPECT_FALSE(mfsdp__cuda_mats_aligned(&args, 16, 1));
+}
+
+/* 1 + 2^-11, which TF32 has no bit for, times 1: by each of the three routes of a product, with TF32 and
+ * without, in floats and in bf16, of which cuBLAS knows no TF32. */
+TEST(CudaDense, RoundsToTf32OnlyFloatsAndOnlyOnRequest) {
+  const float value = 1.0f + std::ldexp(1.0f, -11);
+  const int64_t n = 8;
+  for (const int32_t allowed : {0, 1})
+    for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16})
+      for (int route = 0; route < 3; ++route) {
+        Rig rig(cuda_kind());
+        mfsdp_cuda_backend_desc desc = small_desc();
+        desc.allow_tf32 = allowed;
+        desc.symmetric_from = route == 2 ? 1 : 1024;
+        mfsdp_cuda_backend *cuda = nullptr;
+        ASSERT_EQ(mfsdp_cuda_backend_create(&rig.context, &desc, &cuda), MFSDP_OK);
+        const mfsdp_backend *b = mfsdp_cuda_backend_get(cuda);
+        mfsdp_queue *queue = nullptr;
+        ASSERT_EQ(b->ops->queue_create(b->self, &rig.context, "q", &queue), MFSDP_OK);
+        std::vector<float> diagonal(64, 0.0f);
+        for (std::size_t i = 0; i < 8; ++i)
+          diagonal[i * 9] = value;
+        Buffer<float> wide(&rig, diagonal), zeros(&rig, std::vector<float>(64, 0.0f)), d(&rig, 64);
+        Buffer<float> narrow(&rig, 64);
+        ASSERT_EQ(b->ops->cast(b->self, queue, narrow.data(), dtype, wide.data(), MFSDP_F32, 64),
+                  MFSDP_OK);
+        mfsdp_gemm_args args = mfsdp_gemm_args_default();
+        args.dtype = dtype;
+        args.a = args.b = mfsdp_mat{narrow.data(), n, n, n, 0};
+        args.d = mfsdp_mat{d.data(), n, n, n, 0};
+        args.c = args.d;
+        if (route == 1) {
+          args.c.data = zeros.data();
+          args.beta = 1.0f;
+        }
+        args.symmetric = route == 2;
+        args.trans_b = route == 2;
+        EXPECT_EQ(b->ops->gemm(b->self, queue, &args), MFSDP_OK) << rig.message();
+        b->ops->queue_destroy(b->self, &rig.context, queue);
+        EXPECT_EQ(mfsdp_cuda_backend_destroy(&rig.context, cuda), MFSDP_OK);
+        const std::vector<float> got = d.read();
+        if (dtype == MFSDP_F32) {
+          EXPECT_EQ(got[9], allowed ? 1.0f : value * value) << allowed << " " << route;
+        } else {
+          EXPECT_EQ(mfsdp_element_get(got.data(), dtype, 9), 1.0) << allowed << " " << route;
+        }
       }
 }
 
@@ -430,6 +575,98 @@ TEST(CudaKernels, LongSumsOfSquaresDoNotDependOnTheirPlace) {
     /* Two orders of 70001 additions of positive numbers: 2 x 70001 x 2^-53. */
     EXPECT_NEAR(got, reference, 1.6e-11 * reference);
   }
+}
+
+/* ---- rows (NorMuon) of more matrices, and of one with more rows, than one launch has room for ---- */
+
+struct RowsCase {
+  int64_t rows, cols;
+  std::size_t at; /* of its direction; its moments lie behind it */
+};
+
+std::vector<RowsCase> rows_cases(std::vector<RowsCase> cases) {
+  std::size_t at = 0;
+  for (RowsCase &c : cases) {
+    c.at = at;
+    at += static_cast<std::size_t>(c.rows * c.cols + c.rows) + 1; /* every alignment */
+  }
+  return cases;
+}
+
+std::vector<float> rows_start(const std::vector<RowsCase> &cases) {
+  const RowsCase &last = cases.back();
+  std::vector<float> start =
+      Numbers(6).reals(last.at + static_cast<std::size_t>((last.cols + 1) * last.rows + 1));
+  for (const RowsCase &c : cases) /* moments are not negative */
+    for (std::size_t i = 0; i < static_cast<std::size_t>(c.rows); ++i) {
+      float &moment = start[c.at + static_cast<std::size_t>(c.rows * c.cols) + i];
+      moment = std::fabs(moment);
+    }
+  return start;
+}
+
+/* All directions and moments after one pass over all items, the fourth of which is absent. */
+std::vector<float> rows_on(const test::RigKind &kind, const std::vector<RowsCase> &cases,
+                           const std::vector<float> &start) {
+  Rig rig(kind);
+  Buffer<float> data(&rig, start);
+  std::vector<mfsdp_fused_item> list;
+  mfsdp_fused_args args;
+  std::memset(&args, 0, sizeof(args));
+  for (const RowsCase &c : cases) {
+    mfsdp_fused_item item;
+    std::memset(&item, 0, sizeof(item));
+    item.direction = data.data() + c.at;
+    item.state[1] = item.direction + c.rows * c.cols;
+    item.count = c.rows * c.cols;
+    item.rows = c.rows;
+    item.present_index = list.size() == 3 ? 1 : 0;
+    args.total_count += item.count;
+    args.max_count = std::max(args.max_count, item.count);
+    list.push_back(item);
+  }
+  Buffer<mfsdp_fused_item> items(&rig, list);
+  Buffer<uint32_t> present(&rig, std::vector<uint32_t>{1, 0});
+  Buffer<mfsdp_step_scalars> scalars(
+      &rig, std::vector<mfsdp_step_scalars>{mfsdp_step_scalars_default(0.1, 0.0)});
+  args.struct_nbytes = sizeof(args);
+  args.op = MFSDP_FUSED_MUON_ROWS;
+  args.items = items.data();
+  args.item_count = static_cast<int32_t>(list.size());
+  args.scalars = scalars.data();
+  args.present = present.data();
+  args.beta2 = 0.95;
+  args.eps = 1e-10;
+  EXPECT_EQ(rig.ops->fused(rig.self, rig.queue, &args), MFSDP_OK) << rig.message();
+  EXPECT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+  return data.read();
+}
+
+TEST(CudaKernels, RowsOfManyMatrices) {
+  std::vector<RowsCase> cases = {{2501, 5, 0}, {1, 1, 0}, {0, 0, 0}, {3, 2050, 0}, {1025, 4, 0}};
+  for (int64_t i = 0; i < 60; ++i)
+    cases.push_back({1 + i * 7 % 40, 1 + i * 13 % 70, 0});
+  cases = rows_cases(cases);
+  const std::vector<float> start = rows_start(cases);
+  const std::vector<float> host = rows_on(test::rig_kinds()[0], cases, start);
+  const std::vector<float> cuda = rows_on(cuda_kind(), cases, start);
+  ASSERT_EQ(cuda.size(), host.size());
+  /* Four roundings to a neighbour: see expect_neighbours in ops_test.cpp. */
+  for (std::size_t i = 0; i < host.size(); ++i)
+    ASSERT_LE(std::fabs(cuda[i] - host[i]), std::ldexp(std::fabs(host[i]), -21)) << i;
+  const std::size_t absent = cases[3].at;
+  for (std::size_t i = absent; i < absent + 3 * 2050 + 3; ++i)
+    ASSERT_EQ(cuda[i], start[i]) << i;
+  EXPECT_EQ(rows_on(cuda_kind(), cases, start), cuda) << "another run, other bits";
+}
+
+/* As CudaDecompose.ThreadsOfTheKernelsDoNotRace. */
+TEST(CudaKernels, ThreadsOfRowsDoNotRace) {
+  if (!MFSDP_TEST_TSAN) GTEST_SKIP() << "needs the thread sanitizer";
+  const std::vector<RowsCase> cases = rows_cases({{3, 9, 0}, {2, 4, 0}});
+  cudasim::thread_races(true);
+  (void)rows_on(cuda_kind(), cases, rows_start(cases));
+  cudasim::thread_races(false);
 }
 
 } // namespace

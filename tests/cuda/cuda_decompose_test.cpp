@@ -108,6 +108,50 @@ TEST(CudaDecompose, QueuesDecomposeSideBySide) {
   EXPECT_EQ(cudasim::solver_handles(), 2);
 }
 
+/* One queue at a time works with the caller's handle, wherever the caller has turned it meanwhile; the
+ * others make their own. It stays the caller's. */
+TEST(CudaDecompose, TheCallersHandleServesOneQueue) {
+  const int64_t n = 12;
+  std::vector<float> want;
+  {
+    Rig rig(cuda_kind());
+    Work work(&rig, symmetric(n, 1), n);
+    ASSERT_EQ(work.run(rig.queue), MFSDP_OK) << rig.message();
+    want = work.all();
+  }
+  Rig rig(cuda_kind());
+  mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
+  desc.workspace_nbytes = 256;
+  ASSERT_EQ(cusolverDnCreate(&desc.solver), CUSOLVER_STATUS_SUCCESS);
+  ASSERT_EQ(cudasim::solver_handles(), 1);
+  mfsdp_cuda_backend *cuda = nullptr;
+  ASSERT_EQ(mfsdp_cuda_backend_create(&rig.context, &desc, &cuda), MFSDP_OK) << rig.message();
+  const mfsdp_backend *b = mfsdp_cuda_backend_get(cuda);
+  mfsdp_queue *queues[3] = {nullptr, nullptr, nullptr};
+  mfsdp_event *event = nullptr;
+  ASSERT_EQ(b->ops->event_create(b->self, &rig.context, &event), MFSDP_OK);
+  const int64_t handles[3] = {1, 2, 2};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(b->ops->queue_create(b->self, &rig.context, "q", &queues[i]), MFSDP_OK);
+    Work work(&rig, symmetric(n, 1), n);
+    ASSERT_EQ(cusolverDnSetStream(desc.solver, nullptr), CUSOLVER_STATUS_SUCCESS);
+    ASSERT_EQ(b->ops->eigh(b->self, queues[i], &work.eigh), MFSDP_OK) << rig.message();
+    ASSERT_EQ(cusolverDnSetStream(desc.solver, nullptr), CUSOLVER_STATUS_SUCCESS);
+    ASSERT_EQ(b->ops->qr(b->self, queues[i], &work.qr), MFSDP_OK) << rig.message();
+    ASSERT_EQ(b->ops->event_record(b->self, queues[i], event), MFSDP_OK);
+    ASSERT_EQ(b->ops->event_wait(b->self, &rig.context, event, 20000000), MFSDP_OK);
+    EXPECT_TRUE(same_bits(work.all(), want)) << i;
+    EXPECT_EQ(cudasim::solver_handles(), 1 + handles[i]) << i << ": one is the rig's";
+    if (i == 1) b->ops->queue_destroy(b->self, &rig.context, queues[0]);
+  }
+  b->ops->event_destroy(b->self, &rig.context, event);
+  b->ops->queue_destroy(b->self, &rig.context, queues[1]);
+  b->ops->queue_destroy(b->self, &rig.context, queues[2]);
+  EXPECT_EQ(mfsdp_cuda_backend_destroy(&rig.context, cuda), MFSDP_OK) << rig.message();
+  EXPECT_EQ(cudasim::solver_handles(), 2);
+  EXPECT_EQ(cusolverDnDestroy(desc.solver), CUSOLVER_STATUS_SUCCESS);
+}
+
 /* What the device finds wrong fails the queue, with the library's code, and nothing else does. */
 TEST(CudaDecompose, AnInfoThatIsNotZeroFailsTheQueue) {
   const struct {
@@ -148,6 +192,26 @@ TEST(CudaDecompose, AnInfoOfWhatIsNotWantedIsNoFailure) {
   ASSERT_EQ(work.run(rig.queue), MFSDP_OK);
   EXPECT_EQ(rig.sync(), MFSDP_OK) << rig.message();
   EXPECT_TRUE(std::isnan(work.values.read()[0]));
+}
+
+/* Wherever it lies: in a piece of 16 bytes, or behind the last one. */
+TEST(CudaDecompose, FindsEveryNumberThatIsNotFinite) {
+  Rig rig(cuda_kind());
+  for (const int64_t n : {5, 8}) {
+    Work work(&rig, symmetric(n, 1), n);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j <= i; ++j) {
+        std::vector<float> a = symmetric(n, 1);
+        a[static_cast<std::size_t>(i * n + j)] = a[static_cast<std::size_t>(j * n + i)] = INFINITY;
+        work.a.write(a);
+        ASSERT_EQ(rig.ops->eigh(rig.self, rig.queue, &work.eigh), MFSDP_OK);
+        ASSERT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+        for (const float value : work.values.read())
+          ASSERT_TRUE(std::isnan(value)) << n << ": " << i << ", " << j;
+        for (const float value : work.vectors.read())
+          ASSERT_TRUE(std::isnan(value)) << n << ": " << i << ", " << j;
+      }
+  }
 }
 
 /* Behind a failure memory may hold anything, and no routine can be held back: it gets zeros to work on
@@ -196,12 +260,16 @@ TEST(CudaDecompose, HostPointersAreNamedWhenAsked) {
   EXPECT_NE(std::string(rig.message()).find(", aligned"), std::string::npos) << rig.message();
 }
 
-/* Some steps of Shampoo on one matrix, and of SOAP on a second one, by an optimizer; `after` sees each. */
+/* Some steps of Shampoo on one matrix, and of SOAP on a second one, by an optimizer; `after` sees each. Masters, gradients and
+ * parameters start `offset` elements behind an aligned address. */
 template <class After>
-void run_steps(Rig *rig, int32_t matrices, int64_t steps, const After &after) {
+void run_steps(Rig *rig, int32_t matrices, int64_t steps, const After &after,
+               std::size_t offset = 0, std::vector<float> *results = nullptr) {
   mfsdp_hyper_group groups[2] = {mfsdp_hyper_group_shampoo(), mfsdp_hyper_group_soap()};
   groups[0].shampoo.update_every = groups[1].soap.update_every = 1;
-  Buffer<float> masters(rig, Numbers(1).reals(64)), grads(rig, Numbers(2).reals(64));
+  Buffer<float> masters(rig, Numbers(1).reals(64), offset),
+      grads(rig, Numbers(2).reals(64), offset);
+  Buffer<uint16_t> params(rig, std::vector<uint16_t>(64, 0), offset);
   mfsdp_optimizer_tensor tensors[2];
   std::memset(tensors, 0, sizeof(tensors));
   for (int i = 0; i < 2; ++i) {
@@ -213,6 +281,8 @@ void run_steps(Rig *rig, int32_t matrices, int64_t steps, const After &after) {
     tensors[i].count = 30;
     tensors[i].master = masters.data() + 32 * i;
     tensors[i].grad = grads.data() + 32 * i;
+    tensors[i].param_data = params.data() + 32 * i;
+    tensors[i].param_dtype = MFSDP_BF16;
   }
   mfsdp_optimizer_desc desc = mfsdp_optimizer_desc_default();
   desc.groups = groups;
@@ -234,6 +304,29 @@ void run_steps(Rig *rig, int32_t matrices, int64_t steps, const After &after) {
     after(t);
   }
   mfsdp_optimizer_destroy(&rig->context, optimizer);
+  if (results == nullptr) return;
+  *results = masters.read();
+  for (const uint16_t bits : params.read())
+    results->push_back(mfsdp_f32_from_bf16(bits));
+}
+
+/* Accesses of 16 bytes, of fewer, and the tail behind them: the same bits. */
+TEST(CudaDecompose, StepsDoNotDependOnAlignment) {
+  std::vector<float> aligned;
+  for (std::size_t offset = 0; offset < 4; ++offset) {
+    Rig rig(cuda_kind());
+    std::vector<float> results;
+    run_steps(
+        &rig, 2, 3, [](int64_t) {}, offset, &results);
+    ASSERT_EQ(results.size(), 128u);
+    if (offset == 0) aligned = results;
+    EXPECT_TRUE(same_bits(results, aligned)) << offset;
+    for (std::size_t i = 0; i < 64; ++i) /* the copies follow, and nothing beside them is written */
+      EXPECT_EQ(results[64 + i],
+                i % 32 < 30 ? mfsdp_f32_from_bf16(mfsdp_bf16_from_f32(results[i])) : 0.0f);
+  }
+  EXPECT_FALSE(
+      same_bits(std::vector<float>(aligned.begin(), aligned.begin() + 64), Numbers(1).reals(64)));
 }
 
 /* Handles, workspaces and all else come with the first step. */
@@ -326,32 +419,44 @@ protected:
     return b->ops->qr(b->self, queue, &qr);
   }
   std::string message() const { return mfsdp_context_error(&context_)->message; }
+  void every_call_fails(cusolverDnHandle_t solver) {
+    const int64_t handles = cudasim::solver_handles();
+    mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
+    desc.workspace_nbytes = 256;
+    desc.solver = solver;
+    for (int64_t n = 0;; ++n) {
+      mfsdp_cuda_backend *cuda = nullptr;
+      ASSERT_EQ(mfsdp_cuda_backend_create(&context_, &desc, &cuda), MFSDP_OK) << message();
+      cudasim::fail_at(n);
+      const mfsdp_status status = job(mfsdp_cuda_backend_get(cuda));
+      EXPECT_EQ(mfsdp_cuda_backend_destroy(&context_, cuda), MFSDP_OK) << message();
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess) << n;
+      EXPECT_EQ(cudasim::complaints(), "") << n;
+      ASSERT_EQ(cudasim::allocation_count(), 0u) << n << " " << message();
+      ASSERT_EQ(cudasim::solver_handles(), handles) << n << " " << message();
+      if (status == MFSDP_OK) {
+        EXPECT_GT(n, 30); /* calls of the whole job */
+        break;
+      }
+      EXPECT_TRUE(status == MFSDP_E_BACKEND || status == MFSDP_E_MEMORY ||
+                  status == MFSDP_E_UNSUPPORTED)
+          << n << " " << mfsdp_status_name(status) << " " << message();
+    }
+  }
 
   test::FaultAllocator memory_;
   mfsdp_context context_;
 };
 
 TEST_F(CudaDecomposeFaults, EveryCallMayFail) {
-  mfsdp_cuda_backend_desc desc = mfsdp_cuda_backend_desc_default();
-  desc.workspace_nbytes = 256;
-  for (int64_t n = 0;; ++n) {
-    mfsdp_cuda_backend *cuda = nullptr;
-    ASSERT_EQ(mfsdp_cuda_backend_create(&context_, &desc, &cuda), MFSDP_OK) << message();
-    cudasim::fail_at(n);
-    const mfsdp_status status = job(mfsdp_cuda_backend_get(cuda));
-    EXPECT_EQ(mfsdp_cuda_backend_destroy(&context_, cuda), MFSDP_OK) << message();
-    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << n;
-    EXPECT_EQ(cudasim::complaints(), "") << n;
-    ASSERT_EQ(cudasim::allocation_count(), 0u) << n << " " << message();
-    ASSERT_EQ(cudasim::solver_handles(), 0) << n << " " << message();
-    if (status == MFSDP_OK) {
-      EXPECT_GT(n, 30); /* calls of the whole job */
-      break;
-    }
-    EXPECT_TRUE(status == MFSDP_E_BACKEND || status == MFSDP_E_MEMORY ||
-                status == MFSDP_E_UNSUPPORTED)
-        << n << " " << mfsdp_status_name(status) << " " << message();
-  }
+  every_call_fails(nullptr);
+}
+
+TEST_F(CudaDecomposeFaults, EveryCallMayFailOnTheCallersHandle) {
+  cusolverDnHandle_t solver = nullptr;
+  ASSERT_EQ(cusolverDnCreate(&solver), CUSOLVER_STATUS_SUCCESS);
+  every_call_fails(solver);
+  EXPECT_EQ(cusolverDnDestroy(solver), CUSOLVER_STATUS_SUCCESS);
 }
 
 } // namespace

@@ -109,10 +109,24 @@ double tolerance_of(const ops_case &c) {
   return 0.0;
 }
 
+/* Moments of rows and what they scale: sums of squares in double, in another order, may round to the
+ * next float, as then may the moment, its root and the element: four neighbours. */
+void expect_neighbours(const ops_case &c, const std::vector<float> &cuda,
+                       const std::vector<float> &host) {
+  ASSERT_EQ(cuda.size(), host.size());
+  for (std::size_t i = 0; i < cuda.size(); ++i)
+    ASSERT_LE(std::fabs(cuda[i] - host[i]), std::ldexp(std::fabs(host[i]), -21))
+        << name_of(c) << ": element " << i;
+}
+
 void expect_equal(const ops_case &c, const Data &cuda, const Data &host) {
   const double tolerance = tolerance_of(c);
-  for (int i = 0; i < OPS_ARRAYS; ++i)
-    EXPECT_TRUE(test::same_bits(cuda.x[i], host.x[i])) << name_of(c) << ": array " << i;
+  for (int i = 0; i < OPS_ARRAYS; ++i) {
+    if (c.kind == OPS_MUON_ROWS && i >= 2)
+      expect_neighbours(c, cuda.x[i], host.x[i]);
+    else
+      EXPECT_TRUE(test::same_bits(cuda.x[i], host.x[i])) << name_of(c) << ": array " << i;
+  }
   if (tolerance == 0.0) {
     EXPECT_EQ(cuda.out, host.out) << name_of(c);
     return;
@@ -140,8 +154,8 @@ TEST_P(Ops, TheSameAsTheHostBackend) {
       test::Numbers numbers(static_cast<uint64_t>(shape[1]));
       for (std::vector<float> &x : start.x)
         x = numbers.reals(static_cast<std::size_t>(ops_count(&c)));
-      if (c.kind == OPS_ADAMW) /* second moments */
-        for (float &value : start.x[3])
+      if (c.kind == OPS_ADAMW || c.kind == OPS_MUON_ROWS) /* second moments */
+        for (float &value : start.x[c.kind == OPS_ADAMW ? 3 : 2])
           value = std::fabs(value);
       start.out.resize(ops_out_nbytes(&c));
       const std::size_t offset = static_cast<std::size_t>(shape[0] % 4);
