@@ -15,6 +15,7 @@
 #ifndef MFSDP_HOST_THREADS_CONTROL_H
 #define MFSDP_HOST_THREADS_CONTROL_H
 
+#include "../posix/control_check.h"
 #include "threads_world.h"
 
 MFSDP_API uint64_t mfsdp__meeting_generation(const mfsdp__threads_meeting *meeting) {
@@ -122,19 +123,9 @@ MFSDP_API mfsdp_status mfsdp__threads_control_check(mfsdp__threads_slot *slot,
                                                     mfsdp_context *context, const void *in,
                                                     size_t nbytes, const void *out,
                                                     int64_t timeout_us) {
-  const size_t limit = slot->world->desc.control_nbytes;
-  if (nbytes > limit)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "control allgather: nbytes is %zu, this world was made for at most %zu "
-                      "(mfsdp_threads_world_desc.control_nbytes)",
-                      nbytes, limit);
-  if (nbytes > 0 && (in == NULL || out == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control allgather: %s is NULL and nbytes is %zu",
-                      in == NULL ? "in" : "out", nbytes);
-  if (timeout_us <= 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "control allgather: timeout_us is %lld, needs to be positive",
-                      (long long)timeout_us);
+  MFSDP_TRY(mfsdp__control_check_gather(context, in, nbytes, out, timeout_us,
+                                        slot->world->desc.control_nbytes,
+                                        "mfsdp_threads_world_desc.control_nbytes"));
   if (mfsdp__threads_role(&slot->control_role) != MFSDP__THREADS_JOINED)
     return MFSDP_FAIL(context, MFSDP_E_STATE, "control allgather: rank %d has left",
                       (int)slot->rank);

@@ -16,6 +16,7 @@
 #ifndef MFSDP_MPI_CONTROL_MPI_H
 #define MFSDP_MPI_CONTROL_MPI_H
 
+#include "../posix/control_check.h"
 #include "mpi_world.h"
 
 /* Before every message: ranks that count calls differently, or bring other sizes, are told apart. */
@@ -147,12 +148,8 @@ MFSDP_API mfsdp_status mfsdp__mpi_control_compare(mfsdp__mpi_control *c, size_t 
   for (r = 1; r < c->world->world; ++r) {
     memcpy(&head, c->incoming + (size_t)r * c->capacity, sizeof(head));
     if (head.nbytes != first.nbytes || head.generation != first.generation)
-      return MFSDP_ERROR_SET(
-          why, MFSDP_E_MISMATCH, -1,
-          "control allgather: rank 0 brings %llu bytes in call %llu, rank %d brings %llu in call "
-          "%llu",
-          (unsigned long long)first.nbytes, (unsigned long long)first.generation, (int)r,
-          (unsigned long long)head.nbytes, (unsigned long long)head.generation);
+      return mfsdp__control_differ(r, first.nbytes, first.generation, head.nbytes, head.generation,
+                                   why);
   }
   return MFSDP_OK;
 }
@@ -160,19 +157,9 @@ MFSDP_API mfsdp_status mfsdp__mpi_control_compare(mfsdp__mpi_control *c, size_t 
 MFSDP_API mfsdp_status mfsdp__mpi_control_check(mfsdp__mpi_control *c, mfsdp_context *context,
                                                 const void *in, size_t nbytes, const void *out,
                                                 int64_t timeout_us) {
-  const size_t limit = c->world->desc.control_nbytes;
-  if (nbytes > limit)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "control allgather: nbytes is %zu, this world was made for at most %zu "
-                      "(mfsdp_mpi_world_desc.control_nbytes)",
-                      nbytes, limit);
-  if (nbytes > 0 && (in == NULL || out == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "control allgather: %s is NULL and nbytes is %zu",
-                      in == NULL ? "in" : "out", nbytes);
-  if (timeout_us <= 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "control allgather: timeout_us is %lld, needs to be positive",
-                      (long long)timeout_us);
+  MFSDP_TRY(mfsdp__control_check_gather(context, in, nbytes, out, timeout_us,
+                                        c->world->desc.control_nbytes,
+                                        "mfsdp_mpi_world_desc.control_nbytes"));
   if (mfsdp__mpi_poisoned(c->world))
     return mfsdp__mpi_refuse(c->world, context, "control allgather");
   if (!mfsdp__mpi_thread_allowed(c->world))

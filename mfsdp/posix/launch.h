@@ -20,7 +20,8 @@
  * scripts export by hand: where they disagree with the Open MPI or MPICH that started the process,
  * that is an error. A variable that is there must be a number that makes sense; half a launcher is
  * an error that names the missing variable.
- * Also: where rank 0 listens (MASTER_ADDR, MASTER_PORT), and which device of its host is a rank's.
+ * Also: where rank 0 listens (MASTER_ADDR, MASTER_PORT), which job this is (the launcher's number
+ * of it), and which device of its host is a rank's.
  * Does not: find peers, or set anything. Link flags: none.
  */
 #ifndef MFSDP_POSIX_LAUNCH_H
@@ -167,6 +168,8 @@ MFSDP_API mfsdp_status mfsdp_launch_read(mfsdp_context *context, mfsdp_launch_ge
 
 /*
  * Where rank 0 listens: MASTER_ADDR (into the environment, no copy) and MASTER_PORT. COMPLETE.
+ * Under a torchrun whose agent has a store of its own at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE
+ * is True) it is the port after that one.
  * E_ARGUMENT: one is not set and there are several ranks (this host is never assumed: ranks elsewhere
  * would wait for nobody), or the port is not 1 to 65535. World 1 needs neither: NULL and 0.
  */
@@ -194,8 +197,53 @@ MFSDP_API mfsdp_status mfsdp_launch_meeting_point(mfsdp_context *context,
   if (value < 1 || value > 65535)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: MASTER_PORT is %d, needs 1 to 65535",
                       (int)value);
+  number = get(user, "TORCHELASTIC_USE_AGENT_STORE");
+  if (number != NULL && strcmp(number, "True") == 0) value += value < 65535 ? 1 : -1;
   *address = host;
   *port = value;
+  return MFSDP_OK;
+}
+
+/* Adds a part of the job's name, if the variable is set; *used goes on where there is no room. */
+MFSDP_API void mfsdp__launch_job_part(const char *text, char *job, size_t job_nbytes, size_t *used,
+                                      uint64_t *hash) {
+  const char *point = *used > 0 ? "." : "";
+  if (text == NULL || text[0] == '\0') return;
+  if (*used < job_nbytes) (void)snprintf(job + *used, job_nbytes - *used, "%s%s", point, text);
+  *used += strlen(point) + strlen(text);
+  *hash = mfsdp_hash_bytes(*hash, point, strlen(point));
+  *hash = mfsdp_hash_bytes(*hash, text, strlen(text));
+}
+
+/*
+ * What tells the processes of this run from those of others: MFSDP_JOB, or what the launcher in
+ * charge calls it (torchrun: TORCHELASTIC_RUN_ID; Open MPI: PMIX_NAMESPACE; SLURM: job, step and
+ * restart); "" if it does not say. Only variables that are equal on all ranks: torchrun's count of
+ * restarts is each agent's own. A long one ends in its hash. COMPLETE. E_ARGUMENT: job_nbytes is
+ * below 40.
+ */
+MFSDP_API mfsdp_status mfsdp_launch_job(mfsdp_context *context, const mfsdp_launch *launch,
+                                        mfsdp_launch_getter get, void *user, char *job,
+                                        size_t job_nbytes) {
+  static const char *const names[][4] = {
+      {"torchrun", "TORCHELASTIC_RUN_ID", NULL, NULL},
+      {"Open MPI", "PMIX_NAMESPACE", NULL, NULL},
+      {"SLURM", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"},
+  };
+  uint64_t hash = MFSDP_HASH_SEED;
+  size_t i, k, used = 0;
+  if (launch == NULL || job == NULL || job_nbytes < 40)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "launch: launch or job is NULL, or job_nbytes is %zu, needs at least 40",
+                      job_nbytes);
+  if (get == NULL) get = mfsdp__launch_getenv;
+  job[0] = '\0';
+  mfsdp__launch_job_part(get(user, "MFSDP_JOB"), job, job_nbytes, &used, &hash);
+  for (i = 0; i < sizeof(names) / sizeof(names[0]) && used == 0; ++i)
+    for (k = 1; k < 4 && strcmp(names[i][0], launch->launcher) == 0 && names[i][k] != NULL; ++k)
+      mfsdp__launch_job_part(get(user, names[i][k]), job, job_nbytes, &used, &hash);
+  if (used >= job_nbytes)
+    (void)snprintf(job + job_nbytes - 18, 18, "#%016llx", (unsigned long long)hash);
   return MFSDP_OK;
 }
 

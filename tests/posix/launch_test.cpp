@@ -165,6 +165,71 @@ TEST(Launch, RanksMeetWhereTheyWereToldAndNowhereElse) {
   EXPECT_EQ(ask({}), ""); /* one rank meets nobody */
 }
 
+/* torchrun's agent has a store at MASTER_PORT. */
+TEST(Launch, NextToTheStoreOfTorchrunsAgent) {
+  const auto port_of = [](const char *number, const char *store) {
+    Environment environment = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node3"}};
+    environment["MASTER_PORT"] = number;
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = store;
+    int32_t port = 0;
+    EXPECT_EQ(message_of([&](mfsdp_context *context) {
+                mfsdp_launch launch;
+                const char *address;
+                MFSDP_TRY(mfsdp_launch_read(context, look_up, &environment, &launch));
+                return mfsdp_launch_meeting_point(context, &launch, look_up, &environment, &address,
+                                                  &port);
+              }),
+              "");
+    return port;
+  };
+  EXPECT_EQ(port_of("29500", "False"), 29500);
+  EXPECT_EQ(port_of("29500", "True"), 29501);
+  EXPECT_EQ(port_of("65535", "True"), 65534);
+}
+
+TEST(Launch, TheJobIsWhatItsLauncherCallsIt) {
+  const auto job_of = [](Environment environment, std::size_t nbytes = 80) {
+    std::string job(nbytes, 'x');
+    EXPECT_EQ(message_of([&](mfsdp_context *context) {
+                mfsdp_launch launch;
+                MFSDP_TRY(mfsdp_launch_read(context, look_up, &environment, &launch));
+                return mfsdp_launch_job(context, &launch, look_up, &environment, &job[0], nbytes);
+              }),
+              "");
+    return std::string(job.c_str());
+  };
+  const Environment ids = {{"TORCHELASTIC_RUN_ID", "run7"},
+                           {"TORCHELASTIC_RESTART_COUNT", "3"},
+                           {"SLURM_JOB_ID", "77"},
+                           {"SLURM_STEP_ID", "2"},
+                           {"PMIX_NAMESPACE", "prte@1"}};
+  EXPECT_EQ(job_of({}), "");
+  EXPECT_EQ(job_of(ids), "") << "no launcher is in charge";
+  EXPECT_EQ(job_of(with(ids, kTorchrun)), "run7") << "each agent counts its own restarts";
+  EXPECT_EQ(job_of(with(ids, kOpenMpi)), "prte@1");
+  EXPECT_EQ(job_of(with(ids, with(kSrun, {{"SLURM_STEP_ID", "2"}}))), "77.2");
+  EXPECT_EQ(job_of(with(ids, with(kSrun, {{"SLURM_RESTART_COUNT", "1"}}))), "77.0.1");
+  EXPECT_EQ(job_of(kMpich), "");
+  EXPECT_EQ(job_of(with(with(ids, kTorchrun), {{"MFSDP_JOB", "mine"}})), "mine");
+  /* Long names that end differently differ. */
+  const std::string name(100, 'n');
+  const std::string a = job_of({{"MFSDP_JOB", name + "a"}}),
+                    b = job_of({{"MFSDP_JOB", name + "b"}});
+  EXPECT_EQ(a.size(), 79u);
+  EXPECT_EQ(a.substr(0, 62), name.substr(0, 62));
+  EXPECT_NE(a, b);
+  EXPECT_EQ(job_of({{"MFSDP_JOB", name.substr(0, 79)}}), name.substr(0, 79));
+  EXPECT_EQ(job_of({{"MFSDP_JOB", name.substr(0, 80)}}).substr(62, 1), "#");
+  char small[39];
+  EXPECT_NE(message_of([&](mfsdp_context *context) {
+              mfsdp_launch launch;
+              MFSDP_TRY(
+                  mfsdp_launch_read(context, look_up, const_cast<Environment *>(&ids), &launch));
+              return mfsdp_launch_job(context, &launch, nullptr, nullptr, small, sizeof(small));
+            }).find("job_nbytes is 39"),
+            std::string::npos);
+}
+
 /* Fault f5: two ranks of a host took device 0. */
 TEST(Launch, ADeviceIsOneRanks) {
   int32_t device;
