@@ -12,7 +12,7 @@
 
 #define RANKS 3
 #define STEPS 300
-#define FULL ((WIDTH * WIDTH + 127) / 128 * 128) /* a unit's buffer: its one tensor, padded */
+#define FULL (((int64_t)WIDTH * WIDTH + 127) / 128 * 128) /* a unit's buffer: its one tensor, padded */
 
 /* What a rank keeps: the matrices it owns and the sums of their gradients; and one unit at a time. */
 typedef struct state {

@@ -12,6 +12,7 @@
 #include "mfsdp/posix/io_posix.h"
 
 #define PARAMS 4
+#define VALUE(param, i) ((float)((param)*INT64_C(1000000) + (i)))
 #define MOST_RANKS 8
 
 typedef struct rank {
@@ -48,8 +49,7 @@ static mfsdp_status plan_create(mfsdp_context *context, int32_t ranks, mfsdp_pla
 static void value(void *user, int32_t param, int64_t first, int64_t count, float *dst) {
   int64_t i;
   for (i = 0; i < count; ++i)
-    dst[i] =
-        ((const rank *)user)->ranks == MOST_RANKS ? (float)(param * 1000000 + first + i) : 0.0f;
+    dst[i] = ((const rank *)user)->ranks == MOST_RANKS ? VALUE(param, first + i) : 0.0f;
 }
 
 /* 1 if everything that this rank owns has the value of its place in the whole tensor. */
@@ -58,8 +58,7 @@ static int is_right(const mfsdp_runtime *runtime) {
   int64_t i;
   while (mfsdp_owned_next(runtime, &owned))
     for (i = 0; i < owned.count; ++i)
-      if (((const float *)owned.data)[i] != (float)(owned.param * 1000000 + owned.first + i))
-        return 0;
+      if (((const float *)owned.data)[i] != VALUE(owned.param, owned.first + i)) return 0;
   return 1;
 }
 

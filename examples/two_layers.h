@@ -23,7 +23,8 @@ typedef struct net {
 static inline void net_load(net *n, int rank, int ranks, int step) {
   int i;
   for (i = 0; i < ROWS * WIDTH; ++i)
-    n->x[0][i] = mfsdp_random_normal(1, (uint64_t)(step * ranks + rank), (uint64_t)i);
+    n->x[0][i] =
+        mfsdp_random_normal(1, (uint64_t)step * (uint64_t)ranks + (uint64_t)rank, (uint64_t)i);
 }
 
 static inline float net_init(int layer, int64_t i) {

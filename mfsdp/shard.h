@@ -87,7 +87,7 @@ MFSDP_API void mfsdp__extent_add(mfsdp_extent *last, mfsdp_extent *out, int32_t 
     *last = *next;
     ++*count;
   }
-  if (*count <= capacity) out[*count - 1] = *last;
+  if (out != NULL && *count <= capacity) out[*count - 1] = *last;
 }
 
 /*

@@ -150,7 +150,7 @@ MFSDP_API mfsdp_status mfsdp__ck_state_make(mfsdp_checkpoint *ck, const mfsdp_pr
   memset(state, 0, sizeof(*state));
   ours = MFSDP__CK_STATE_PAIRS + MFSDP__CK_GROUP_PAIRS * optimizer->group_count;
   state->capacity = ours + string_count;
-  state->element_nbytes = sizeof(*state->pairs) + 2 * MFSDP__CK_TEXT_NBYTES;
+  state->element_nbytes = sizeof(*state->pairs) + (size_t)2 * MFSDP__CK_TEXT_NBYTES;
   MFSDP_TRY(mfsdp_table_alloc(ck->context, (size_t)state->capacity, state->element_nbytes,
                               "state of a checkpoint", &state->memory));
   state->pairs = (mfsdp_safetensors_pair *)state->memory;

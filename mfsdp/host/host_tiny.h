@@ -216,7 +216,8 @@ MFSDP_API void mfsdp__host_tiny(const mfsdp_gemm_args *args, const float *a, con
     x.b = other;
     x.b_row = n;
   }
-  for (column = 0; column + 2 * MFSDP__HOST_TINY_LANES <= n; column += 2 * MFSDP__HOST_TINY_LANES)
+  for (column = 0; column + (int64_t)2 * MFSDP__HOST_TINY_LANES <= n;
+       column += (int64_t)2 * MFSDP__HOST_TINY_LANES)
     mfsdp__host_tiny_wide_rows(&x, m, column);
   for (; column + MFSDP__HOST_TINY_LANES <= n; column += MFSDP__HOST_TINY_LANES)
     mfsdp__host_tiny_tall_rows(&x, m, column);

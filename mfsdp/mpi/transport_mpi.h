@@ -501,7 +501,7 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_reserve(mfsdp_context *context, mfsdp__m
  * out, and is the first of this world. A batch that times out has the time to probe before that. */
 MFSDP_API mfsdp_status mfsdp__mpi_batch_wait(mfsdp__mpi_transport *t, mfsdp_context *context,
                                              const mfsdp__mpi_batch *batch, const char *label) {
-  const int64_t longest_us = INT64_MAX - 2 * MFSDP__MPI_PROBE_US;
+  const int64_t longest_us = INT64_MAX - (int64_t)2 * MFSDP__MPI_PROBE_US;
   const int64_t deadline_us =
       (t->world->desc.deadline_us < longest_us ? t->world->desc.deadline_us : longest_us) +
       MFSDP__MPI_PROBE_US + MFSDP__MPI_PROBE_US / 4;

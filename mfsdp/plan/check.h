@@ -249,7 +249,7 @@ MFSDP_API mfsdp_status mfsdp__check_dtypes(mfsdp__build *build) {
   for (i = 0; i < build->desc->param_count; ++i) {
     const mfsdp_param *param = &params[i];
     const mfsdp_dtype mine[4] = {param->compute, param->master, param->grad, param->wire};
-    int32_t *lead = &build->lead[2 * param->unit];
+    int32_t *lead = &build->lead[2 * (size_t)param->unit];
     if (param->alias_of != NULL) continue;
     if (lead[0] < 0) lead[0] = i;
     if (lead[1] < 0 && param->role != MFSDP_ROLE_FROZEN) lead[1] = i;

@@ -165,7 +165,7 @@ MFSDP_API void mfsdp__build_index(mfsdp__build *build) {
     plan->units[u].param_first = first;
     first += plan->units[u].param_count;
     plan->units[u].param_count = 0;
-    plan->units[u].lead[0] = build->lead[2 * u];
+    plan->units[u].lead[0] = build->lead[2 * (size_t)u];
     plan->units[u].lead[1] = build->lead[2 * u + 1];
   }
   for (i = 0; i < plan->param_count; ++i) {

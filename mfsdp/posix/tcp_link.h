@@ -142,8 +142,10 @@ MFSDP_API int32_t mfsdp__tcp_get_i32(const unsigned char *from) {
 MFSDP_API void mfsdp__tcp_text(char *to, size_t to_nbytes, const unsigned char *from,
                                size_t from_nbytes) {
   size_t i;
-  for (i = 0; i + 1 < to_nbytes && i < from_nbytes && from[i] != 0; ++i)
-    to[i] = from[i] >= 32 && from[i] < 127 ? (char)from[i] : '?';
+  for (i = 0; i + 1 < to_nbytes && i < from_nbytes && from[i] != 0; ++i) {
+    to[i] = '?';
+    if (from[i] >= 32 && from[i] < 127) to[i] = (char)from[i];
+  }
   to[i] = '\0';
 }
 
@@ -568,7 +570,8 @@ MFSDP_API mfsdp_status mfsdp__tcp_make(mfsdp_context *context, int32_t rank, int
   tcp->meeting = 1;
   tcp->error = mfsdp_error_none();
   /* A notice, a table and some pings, twice. */
-  tcp->queue_nbytes = 2 * (MFSDP__TCP_NOTICE_NBYTES + (size_t)world + 8 * MFSDP__TCP_HEAD_NBYTES);
+  tcp->queue_nbytes =
+      2 * (MFSDP__TCP_NOTICE_NBYTES + (size_t)world + (size_t)8 * MFSDP__TCP_HEAD_NBYTES);
   status = mfsdp__tcp_tables(context, tcp);
   if (status == MFSDP_OK) {
     status = mfsdp_mutex_init(&tcp->mutex);

@@ -183,7 +183,7 @@ MFSDP_API mfsdp_status mfsdp__agree_on_places(mfsdp_context *context, int32_t g,
                                               const uint64_t *all, int32_t world) {
   int32_t r;
   for (r = 1; r < world; ++r) {
-    const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
+    const uint64_t *theirs = &all[(size_t)r * MFSDP__AGREE_WORDS];
     if (theirs[4] != all[4] || theirs[5] != all[5])
       return MFSDP_FAIL_PEER(
           context, MFSDP_E_MISMATCH, r,
@@ -215,7 +215,7 @@ MFSDP_API mfsdp_status mfsdp__agree_on_words(mfsdp_context *context, const mfsdp
   MFSDP_TRY(mfsdp__control_allgather(context, control, own, sizeof(own), all));
   smallest = largest = all[2];
   for (r = 1; r < control->world; ++r) {
-    const uint64_t *theirs = &all[r * MFSDP__AGREE_WORDS];
+    const uint64_t *theirs = &all[(size_t)r * MFSDP__AGREE_WORDS];
     for (w = 0; w < 2; ++w)
       if (theirs[w] != all[w])
         return MFSDP_FAIL_PEER(context, MFSDP_E_MISMATCH, r,

@@ -183,7 +183,7 @@ MFSDP_API mfsdp_status mfsdp__verdict_ranks(mfsdp_runtime *rt, mfsdp__verdict_bu
     b->rank_word[k + 1] = b->rank_word[k] + words;
   }
   t->own_word = b->rank_word[mfsdp__global_rank(rt)];
-  t->replica_word = b->rank_word[rt->groups[0].replica_rank * rt->groups[0].world];
+  t->replica_word = b->rank_word[(int64_t)rt->groups[0].replica_rank * rt->groups[0].world];
   for (g = 0; g < rt->group_count; ++g) {
     const mfsdp__group_entry *group = &rt->groups[g];
     const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &piece_count);
@@ -405,7 +405,7 @@ MFSDP_API mfsdp_status mfsdp__verdict_gather_create(mfsdp_runtime *rt, const int
 
 MFSDP_API mfsdp_status mfsdp__verdict_gathers(mfsdp_runtime *rt, const mfsdp__verdict_build *b) {
   const mfsdp__group_entry *g = &rt->groups[0];
-  MFSDP_TRY(mfsdp__verdict_gather_create(rt, b->rank_word + g->replica_rank * g->world, 1,
+  MFSDP_TRY(mfsdp__verdict_gather_create(rt, b->rank_word + (int64_t)g->replica_rank * g->world, 1,
                                          g->transport, "gather verdict", &rt->verdict.gather));
   if (g->replica == NULL) return MFSDP_OK;
   return mfsdp__verdict_gather_create(rt, b->rank_word, g->world, g->replica,

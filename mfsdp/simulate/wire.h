@@ -28,8 +28,8 @@
  * HIERARCHICAL: each segment goes once to every other node, to the rank there with the owner's
  * place in its node (modulo the size of a smaller last node), which sends it on to its n - 1
  * neighbours; with F_r the bytes that rank r receives so: T = max over r of [ e_r (N-1) a_net +
- * max((N-1) s_r, F_r) / b_net ] (and at least max over k of max(P_k (N-1), P - P_k) / b_node)
- *     + max over r of [ messages a_in + max((n-1) (s_r + F_r), P - s_r - F_r) / b_in ].
+ * max((N-1) s_r, F_r) / b_net ] (and at least max over k of max(P_k (N-1), P - P_k) / b_node) +
+ *     max over r of [ messages a_in + max((n-1) (s_r + F_r), P - s_r - F_r) / b_in ].
  * NATIVE (NCCL, MPI): rings through all network ports of a node at once, as nccl-tests defines bus
  * bandwidth (PERFORMANCE.md: an all-gather takes S/B (W-1)/W), with the hops that NCCL's own tuning
  * model counts (tuning.cc: N - 1 of a ring's W - 1 steps cross the network):
