@@ -77,7 +77,7 @@ TEST_SRCS := $(call find_tests,*_test.cpp)
 PICKED_TEST_SRCS := $(if $(TESTS),$(foreach t,$(TEST_SRCS),$(if $(findstring $(TESTS),$t),$t)),$(TEST_SRCS))
 TEST_SUPPORT_SRCS := $(filter-out %_test.cpp,$(wildcard tests/support/*.cpp tests/ref/*.cpp tests/cudasim/*.cpp))
 # Code that starts no thread has nothing to show to the thread sanitizer.
-THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h|cudasim.h)' \
+THREADED := $(if $(TEST_SRCS),$(shell grep -lE 'include .*(/host/|posix/thread|control_tcp|matrixfsdp.h|ranks.h|_rig.h|fake_queue.h|gpt/trace.h|cudasim.h)' \
   $$(grep -L MFSDP_TEST_ONE_QUEUE $(TEST_SRCS))))
 release_TEST_SRCS := $(PICKED_TEST_SRCS)
 asan_TEST_SRCS := $(PICKED_TEST_SRCS)
@@ -92,7 +92,7 @@ CLI_TESTS := $(filter %/mpi.sh,$(CLI_TESTS)) $(filter-out %/mpi.sh,$(CLI_TESTS))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
-PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz install uninstall dist
+PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz install uninstall dist docs tidy
 asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
 tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
 release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
@@ -119,6 +119,7 @@ build/%/config.mk: build/packages.stamp build/inputs.stamp scripts/probe.sh $(wi
 
 include mk/sets.mk
 include mk/batches.mk
+include mk/cuda.mk
 include mk/install.mk
 ifneq ($(strip $(SETS)),)
 include $(SETS:%=build/%/config.mk)
@@ -126,10 +127,12 @@ endif
 $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
-.PHONY: FORCE examples demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
-        test-rules test-fuzz info help format clean $(BENCHES:%=bench-%)
+.PHONY: FORCE examples examples-cuda demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
+        test-rules test-fuzz info help format docs tidy clean $(BENCHES:%=bench-%)
 
 examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
+
+examples-cuda: build/examples/train_gpt_cuda ## train_gpt with --device cuda; needs nvcc and CUDA's libraries
 
 demo: examples ## installs what it needs, trains a GPT with Muon and AdamW, draws build/demo/loss.svg
 	@scripts/demo.sh
@@ -195,6 +198,15 @@ help: ## this list
 
 format: ## clang-format (14) over every source file
 	git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp' '*.cu' | xargs -r clang-format -i
+
+docs: ## reference pages of the headers in build/docs/html; needs doxygen
+	@command -v doxygen >/dev/null 2>&1 || { echo 'make docs: there is no doxygen (apt-get install doxygen)' >&2; exit 2; }
+	@mkdir -p build/docs
+	@MFSDP_VERSION=$$(sed -n 's/^#define MFSDP_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' mfsdp/config.h | paste -sd.) doxygen docs/doxygen/Doxyfile
+	@echo 'build/docs/html/index.html'
+
+tidy: ## clang-tidy and cppcheck over the headers and the small examples
+	@scripts/tidy.sh
 
 clean: ## removes build/
 	rm -rf build

@@ -27,15 +27,16 @@
  *
  *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h; any LAPACKE
  *                                   through math_lapacke.h, for Shampoo and SOAP
- *   mfsdp/host/transport_threads.h  ranks are threads of this process
+ *   mfsdp/host/transport_threads.h  ranks are threads of this process; threads_run.h starts them
  *   mfsdp/posix/io_posix.h          files, for checkpoints; background_posix.h: a thread for their saves
  *
  * Flags: -O3 -march=native -fno-math-errno -ffp-contract=off   (never -ffast-math)
  * Link:  -lm; host: -lpthread; math_cblas.h: -lopenblas or another CBLAS; math_lapacke.h: -llapacke.
  *        POSIX 2008 for host/.
  *
- * Does not: compute your model, choose a role for a tensor, start processes, or exit. Not yet: MPI,
- * CUDA, NCCL (README.md has the list).
+ * MPI is in mfsdp/mpi/transport_mpi.h; CUDA and NCCL, not yet run on hardware, in mfsdp/cuda/ (README.md).
+ *
+ * Does not: compute your model, choose a role for a tensor, start processes, or exit.
  */
 #ifndef MFSDP_MATRIXFSDP_H
 #define MFSDP_MATRIXFSDP_H

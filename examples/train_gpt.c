@@ -5,6 +5,7 @@
  *
  *   build/examples/train_gpt --data bible.txt --ranks 4 --steps 300 --loss-svg loss.svg
  *   mpirun -n 4 build/examples/train_gpt --transport mpi --data bible.txt
+ *   build/examples/train_gpt_cuda --device cuda --data bible.txt       // make examples-cuda
  *
  * This file is the training loop; gpt/rank.c sets a rank up, gpt/model.c computes the model.
  * Progress and the audit of the plan go to standard error, one JSON line to standard output.
@@ -19,7 +20,9 @@
 #include "gpt/rank.h"
 #include "gpt/result.h"
 
-#include "mfsdp/posix/launch.h"
+#if MFSDP_EXAMPLE_CUDA
+#include "gpt/cuda/platform_cuda.h"
+#endif
 
 #if MFSDP_EXAMPLE_CBLAS
 #include "mfsdp/host/math_cblas.h"
@@ -68,30 +71,6 @@ static double now_seconds(void *user) {
   return (double)mfsdp_clock_us() * 1e-6;
 }
 
-/* One step of one rank: micro-batches forward and backward, then the update. */
-static mfsdp_status train_step(gpt_rank *rank, int64_t step, mfsdp_verdict *verdict) {
-  const gpt_job *job = rank->job;
-  const gpt_options *o = &job->options;
-  mfsdp_step_desc desc = mfsdp_step_desc_default();
-  int64_t i;
-  int32_t unit;
-  desc.micro_batch_count = (int32_t)o->micro_batches;
-  desc.grad_weight = 1.0 / ((double)o->ranks * (double)o->micro_batches);
-  MFSDP_TRY(mfsdp_step_begin(rank->runtime, &desc));
-  for (i = 0; i < o->micro_batches; ++i) {
-    const int64_t block = gpt_checkpoint_block(rank, step, i);
-    gpt_data_batch(&job->data, (uint64_t)o->seed, block, rank->model.inputs, rank->model.targets);
-    for (unit = 0; unit < rank->model.unit_count; ++unit)
-      MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
-    MFSDP_TRY(mfsdp_step_value(rank->runtime, rank->model.loss));
-    gpt_rank_scale_loss(rank);
-    for (unit = rank->model.unit_count; unit-- > 0;)
-      MFSDP_TRY(gpt_rank_backward(rank, unit));
-  }
-  MFSDP_TRY(mfsdp_step_end(rank->runtime, __atomic_load_n(&interrupted, __ATOMIC_RELAXED) != 0));
-  return mfsdp_step_verdict(rank->runtime, verdict);
-}
-
 static void report_step(rank_thread *self, const mfsdp_verdict *verdict, double val_loss) {
   if (self->index != 0) return;
   if (verdict->skipped)
@@ -114,7 +93,7 @@ static mfsdp_status train(rank_thread *self, gpt_rank *rank) {
   self->steps = rank->start_step;
   for (step = rank->start_step; step < steps && !verdict.stop; ++step) {
     double val_loss = (double)NAN;
-    MFSDP_TRY(train_step(rank, step, &verdict));
+    MFSDP_TRY(gpt_rank_step(rank, step, &interrupted, &verdict));
     if ((step + 1) % interval == 0 || step + 1 == steps || verdict.stop) {
       MFSDP_TRY(gpt_rank_validate(rank, &val_loss));
       self->val_loss = val_loss;
@@ -155,13 +134,6 @@ static mfsdp_status share_figures(rank_thread *self, gpt_rank *rank) {
                                  control->deadline_us);
 }
 
-static void poison(const gpt_job *job, const mfsdp_error *why) {
-  if (job->mpi != NULL)
-    gpt_mpi_poison(job->mpi, why);
-  else
-    mfsdp_threads_world_poison(job->world, why);
-}
-
 static void run_rank(void *argument) {
   rank_thread *self = (rank_thread *)argument;
   gpt_rank rank;
@@ -174,7 +146,7 @@ static void run_rank(void *argument) {
   if (status == MFSDP_OK) status = share_figures(self, &rank);
   if (status == MFSDP_OK) status = gpt_rank_params_hash(&rank, &self->params_hash);
   self->error = *mfsdp_context_error(&rank.context);
-  if (status != MFSDP_OK) poison(self->job, &self->error);
+  if (status != MFSDP_OK) self->job->links->poison(self->job, &self->error);
   last = gpt_rank_destroy(&rank);
   if (status == MFSDP_OK && last != MFSDP_OK) {
     status = last;
@@ -187,7 +159,7 @@ static void run_rank(void *argument) {
 static const rank_thread *run_ranks(rank_thread *ranks, int32_t count) {
   const rank_thread *blamed = NULL;
   int32_t started, r;
-  if (ranks[0].job->mpi != NULL) { /* one, on the thread that MPI knows */
+  if (ranks[0].job->processes) { /* one, on the thread that MPI and CUDA know */
     run_rank(&ranks[0]);
     return ranks[0].status == MFSDP_OK ? NULL : &ranks[0];
   }
@@ -199,7 +171,7 @@ static const rank_thread *run_ranks(rank_thread *ranks, int32_t count) {
     (void)MFSDP_ERROR_SET(&ranks[started].error, ranks[started].status, -1,
                           "the system refused thread %d of %d; use fewer --ranks", (int)started + 1,
                           (int)count);
-    mfsdp_threads_world_poison(ranks[started].job->world, &ranks[started].error);
+    ranks[started].job->links->poison(ranks[started].job, &ranks[started].error);
     blamed = &ranks[started];
     break;
   }
@@ -231,7 +203,8 @@ static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   mfsdp_plan *plan = NULL;
   mfsdp_status status;
   MFSDP_TRY(gpt_plan_create(context, job, &plan));
-  fprintf(stderr, "plan for %d ranks (%s math):\n", (int)job->options.ranks, job->math->name);
+  fprintf(stderr, "plan for %d ranks (%s math):\n", (int)job->options.ranks,
+          job->platform->math_name(job));
   status = mfsdp_plan_audit(context, plan, audit_algorithm, audit_line, job);
   mfsdp_plan_destroy(context, plan);
   return status;
@@ -287,7 +260,7 @@ static int draw_curve(gpt_curve_log *log, const char *svg, gpt_error *error) {
 
 /* How many ranks are threads of this process. */
 static int32_t local_count(const gpt_job *job) {
-  return job->mpi != NULL ? 1 : (int32_t)job->options.ranks;
+  return job->processes ? 1 : (int32_t)job->options.ranks;
 }
 
 /* Trains, and prints the result of a run that went well. Returns 0 or 1. */
@@ -330,7 +303,7 @@ static rank_thread *create_ranks(gpt_job *job) {
   figures = (rank_figures *)calloc((size_t)count * (size_t)job->options.ranks, sizeof(*figures));
   for (r = 0; r < count; ++r) {
     ranks[r].job = job;
-    ranks[r].index = job->mpi != NULL ? gpt_mpi_rank(job->mpi) : r;
+    ranks[r].index = job->processes ? job->process_rank : r;
     ranks[r].train_loss = ranks[r].val_loss = (double)NAN;
     ranks[r].error = mfsdp_error_none();
     ranks[r].figures = figures + (size_t)r * (size_t)job->options.ranks;
@@ -384,58 +357,24 @@ static int run_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   return status;
 }
 
-/* Processes that a launcher started, but that do not know of each other, would each train alone. */
-static int check_launch(const gpt_job *job, mfsdp_context *context, gpt_error *error) {
-  mfsdp_launch launch;
-  if (mfsdp_launch_read(context, NULL, NULL, &launch) != MFSDP_OK)
-    return gpt_fail(error, "%s", mfsdp_context_error(context)->message);
-  if (launch.world > 1 && job->mpi == NULL)
-    return gpt_fail(error,
-                    "%s started %d processes, and with --transport threads each would train alone; "
-                    "use --transport mpi",
-                    launch.launcher, (int)launch.world);
-  if (strcmp(launch.launcher, "none") == 0 || job->mpi == NULL) return GPT_OK;
-  if (launch.world == gpt_mpi_size(job->mpi) && launch.rank == gpt_mpi_rank(job->mpi))
-    return GPT_OK;
-  return gpt_fail(error,
-                  "the variables of %s say rank %d of %d, MPI says rank %d of %d: was MPI made for "
-                  "this launcher?",
-                  launch.launcher, (int)launch.rank, (int)launch.world, (int)gpt_mpi_rank(job->mpi),
-                  (int)gpt_mpi_size(job->mpi));
-}
-
-/* What the ranks meet in: a world of threads, or MPI, which says how many there are. */
-static int open_world(gpt_job *job, mfsdp_context *context, gpt_error *error) {
-  mfsdp_threads_world_desc desc;
-  gpt_options *o = &job->options;
-  const char *reason;
-  if (o->transport == GPT_TRANSPORT_THREADS) {
-    if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
-    desc = gpt_job_world_desc(job);
-    if (mfsdp_threads_world_create(context, &desc, &job->world) == MFSDP_OK) return GPT_OK;
-    return run_failed(error, mfsdp_context_error(context)->message);
-  }
-  if (gpt_mpi_start(o->deadline * 1000000, o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK)
-    return GPT_USAGE_ERROR;
-  if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
-  if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))
-    return gpt_fail(error, "--ranks is %d and MPI started %d processes; leave --ranks out",
-                    (int)o->ranks, (int)gpt_mpi_size(job->mpi));
-  o->ranks = gpt_mpi_size(job->mpi);
-  reason = gpt_mpi_no_threads(job->mpi);
-  if (reason == NULL || o->prefetch == 0) return GPT_OK;
-  if (gpt_mpi_rank(job->mpi) == 0) fprintf(stderr, "train_gpt: prefetch is off: %s\n", reason);
-  o->prefetch = 0;
-  return GPT_OK;
-}
-
-static void close_world(gpt_job *job, mfsdp_context *context, int status) {
-  if (job->world != NULL) (void)mfsdp_threads_world_destroy(context, job->world);
-  gpt_mpi_stop(job->mpi, status);
+/* Where ranks compute, and what they meet in. */
+static void choose_tables(gpt_job *job) {
+  job->platform = gpt_platform_host();
+  job->links = job->options.transport == GPT_TRANSPORT_MPI ? gpt_links_mpi() : gpt_links_threads();
+#if MFSDP_EXAMPLE_CUDA
+  if (job->options.device != GPT_DEVICE_CUDA) return;
+  job->platform = gpt_platform_cuda();
+  job->links = gpt_links_device();
+#endif
+#if MFSDP_EXAMPLE_NCCL
+  if (job->options.transport == GPT_TRANSPORT_NCCL) job->links = gpt_links_nccl();
+#endif
 }
 
 static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
-  int status = open_world(job, context, error);
+  int status;
+  choose_tables(job);
+  status = job->links->open(job, context, error);
   if (status != GPT_OK) return status;
   gpt_options_config(&job->options, &job->config);
   status = gpt_checkpoint_check(&job->options, error);
@@ -496,6 +435,6 @@ int main(int argc, char **argv) {
     gpt_data_destroy(&job.data);
   }
   if (status != GPT_OK) fprintf(stderr, "train_gpt: %s\n", error.text);
-  close_world(&job, &context, status);
+  if (job.links != NULL) job.links->close(&job, &context, status);
   return status;
 }

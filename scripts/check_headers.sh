@@ -86,7 +86,7 @@ compile_jobs() {
 # What another header includes for its users: mfsdp/plan/heap.h, mfsdp/cuda/cuda_dense.h.
 is_part() {
   case $1 in
-  mfsdp/cuda/cuda_*) return 0 ;;
+  mfsdp/cuda/cuda_* | mfsdp/cuda/nccl_*) return 0 ;;
   mfsdp/posix/* | mfsdp/host/* | mfsdp/mpi/* | mfsdp/cuda/*) return 1 ;;
   mfsdp/*/*) return 0 ;;
   esac

@@ -24,6 +24,8 @@ cuda=$(dirname "$(dirname "$(command -v "$nvcc")")")
 programs='host/host_ops host/host_dense host/host_queue host/host_verdict newton_schulz muon adamw optimizer precondition'
 # These have nothing but the GPU in view.
 whole='cuda/ops cuda/runtime_cuda cuda/transport_device'
+# And these where there is an NCCL; of the ranks of a test each has a GPU, or it is skipped.
+with_nccl='cuda/transport_nccl'
 
 # ---- build: the real kernels and libraries in place of the double ----
 libs="-L$cuda/lib64 -Wl,-rpath,$cuda/lib64 -lcusolver -lcublas -lcublasLt -lcudart -lpthread -lm"
@@ -50,7 +52,15 @@ build() {
     echo 'skip NCCL: no nccl.h, or no library to link (NCCL_CFLAGS, NCCL_LIBS)'
     flags="$flags -DMFSDP_TEST_NCCL=0" nccl_libs=''
   fi
-  rm -f "$out"/*_test "$out/device_bench"
+  rm -f "$out"/*_test "$out/device_bench" "$out/train_gpt_cuda"
+  [ -z "$nccl_libs" ] || whole="$whole $with_nccl"
+  # The trainer, by the Makefile as a user would.
+  if make CUDA_ARCH="-arch=${ARCH:-native}" examples-cuda >"$out/examples-cuda.build" 2>&1; then
+    cp build/examples/train_gpt_cuda "$out/train_gpt_cuda"
+  else
+    cat "$out/examples-cuda.build" >&2
+    stop 'train_gpt_cuda does not build'
+  fi
   "$nvcc" -std=c++17 -O3 -arch="${ARCH:-native}" -Xcompiler -fvisibility=hidden -c mfsdp/cuda/kernels.cu -o "$out/kernels.o" ||
     stop 'kernels.cu does not compile'
   {
@@ -119,6 +129,9 @@ for program in $programs; do
   name=$(basename "$program")
   run 120 "$name" "$out/${name}_test" '--gtest_filter=*/cuda'
 done
+for program in $with_nccl; do
+  if [ -x "$out/$(basename "$program")_test" ]; then whole="$whole $program"; else skip "$(basename "$program")" 'no NCCL'; fi
+done
 for program in $whole; do
   name=$(basename "$program")
   run 120 "$name" "$out/${name}_test"
@@ -128,6 +141,43 @@ if command -v compute-sanitizer >/dev/null 2>&1; then
   run 120 racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$out/host_verdict_test" '--gtest_filter=*/cuda'
 else
   skip compute-sanitizer 'command not found'
+fi
+
+# ---- the trainer: 8 sample blocks a step, dealt out to 1, 2, 4 and 8 thread ranks that share a GPU ----
+cat README.md docs/*.md mfsdp/*.h mfsdp/*/*.h >"$out/text"
+shape='--layers 12 --dim 768 --heads 12 --context 512 --batch 4 --steps 30 --optimizer muon'
+value() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$out/$1.log" | tail -n 1 | tr -d '['; }
+training='' hashes=''
+for n in 1 2 4 8; do
+  # shellcheck disable=SC2086 # a list of words
+  run 60 "train_gpt_$n" "$out/train_gpt_cuda" --data "$out/text" --device cuda $shape --ranks $n --micro-batches $((8 / n)) --prefetch 1
+  [ "$status" = 0 ] || continue
+  training="$training| $n ranks on one GPU | $(value "train_gpt_$n" tokens_per_s) | $(value "train_gpt_$n" opt_step_ms) | $(value "train_gpt_$n" resident_bytes) | $(value "train_gpt_$n" slot_bytes) |
+"
+  hashes="$hashes$(value "train_gpt_$n" params_hash)
+"
+done
+if [ "$(printf '%s' "$hashes" | sort -u | grep -c .)" -gt 1 ]; then
+  failed=$((failed + 1))
+  say failed train_gpt_hashes 'differ between numbers of ranks'
+fi
+# A process for each GPU, over NCCL.
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+if [ "$gpus" -gt 1 ] && [ -n "$(find "$out" -name transport_nccl_test)" ]; then
+  # shellcheck disable=SC2016 # for the shell that is started
+  run 90 train_gpt_nccl sh -c 'r=0 pids=""
+    while [ $r -lt "$1" ]; do
+      RANK=$r LOCAL_RANK=$r WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 "$2" --data "$3" --device cuda \
+        --transport nccl $4 --prefetch 1 &
+      pids="$pids $!" r=$((r + 1))
+    done
+    status=0
+    for pid in $pids; do wait "$pid" || status=1; done
+    exit $status' train_gpt_nccl "$gpus" "$out/train_gpt_cuda" "$out/text" "$shape"
+  [ "$status" != 0 ] || training="$training| $gpus GPUs, NCCL | $(value train_gpt_nccl tokens_per_s) | $(value train_gpt_nccl opt_step_ms) | $(value train_gpt_nccl resident_bytes) | $(value train_gpt_nccl slot_bytes) |
+"
+else
+  skip train_gpt_nccl 'one GPU, or no NCCL'
 fi
 
 # ---- figures: ours, PyTorch's, and both side by side ----
@@ -158,6 +208,8 @@ printf '{"device": "%s", "driver": "%s", "nvcc": "%s", "cxx": "%s", "date": "%s"
   printf '# CUDA backend on hardware\n\n%s, driver %s, %s, %s, %s. Command: scripts/gpu_check.sh.\n\n' \
     "$device" "$driver" "$version" "$compiler" "$date"
   printf '| test | result |\n|---|---|\n%s' "$table"
+  [ -z "$training" ] || printf '\n| train_gpt %s | tokens/s | optimizer ms a step | resident bytes a rank | slot bytes a rank |\n|---|---|---|---|---|\n%s' \
+    "$shape" "$training"
   for log in join benchmark peers; do
     # shellcheck disable=SC2016 # a fence
     if [ -s "$out/$log.log" ]; then printf '\n%s:\n\n```\n' "$log" && cat "$out/$log.log" && printf '```\n'; fi

@@ -34,6 +34,8 @@ find_vendors() {
     cuda_root=$(dirname "$(dirname "$(command -v "$nvcc")")")
     if [ -d "$cuda_root/include" ]; then CUDA_INC="-isystem $cuda_root/include"; fi
     CUDA_LD="-L$cuda_root/lib64 -Xlinker -rpath -Xlinker $cuda_root/lib64 -lcusolver -lcublas -lcublasLt -lcudart"
+    printf 'int main(void) { return 0; }\n' >"$tmp/nccl.c"
+    if "${CC:-gcc}" "$tmp/nccl.c" -L"$cuda_root/lib64" -lnccl -o "$tmp/nccl" 2>/dev/null; then CUDA_LD="$CUDA_LD -lnccl"; fi
   fi
 }
 

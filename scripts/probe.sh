@@ -169,7 +169,14 @@ END
   cuda_root=$(dirname "$(dirname "$(command -v "$cuda_nvcc" || echo "$cuda_nvcc")")")
   cuda_cflags="-isystem $cuda_root/include" cuda_how="the toolkit's ($cuda_root/include)"
   # shellcheck disable=SC2086
-  if try $CC -std=c11 $cuda_cflags -fsyntax-only "$tmp/cuda.c"; then return; fi
+  if try $CC -std=c11 $cuda_cflags -fsyntax-only "$tmp/cuda.c"; then
+    # The toolkit does not always bring NCCL: then the double's header of it comes after the toolkit's.
+    printf '#include <nccl.h>\nint main(void) { return 0; }\n' >"$tmp/nccl.c"
+    # shellcheck disable=SC2086
+    try $CC -std=c11 $cuda_cflags -fsyntax-only "$tmp/nccl.c" && return
+    cuda_cflags="$cuda_cflags -isystem tests/cudasim/small" cuda_how="$cuda_how, NCCL's of the host double"
+    return
+  fi
   cuda_cflags='-isystem tests/cudasim/small' cuda_how="the host double's ($why)"
 }
 

@@ -44,6 +44,7 @@ void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks) {
   job->options.threads_per_rank = 1;
   job->options.seed = 1;
   job->options.reshard_after_forward = 1;
+  job->options.deadline = 60;
   job->config.layers = shape->layers;
   job->config.dim = shape->dim;
   job->config.heads = shape->dim / 32;
@@ -51,6 +52,8 @@ void bench_job_create(gpt_job *job, const bench_shape *shape, int32_t ranks) {
   job->config.batch = shape->batch;
   job->config.vocab = GPT_VOCAB;
   job->math = bench_math();
+  job->platform = gpt_platform_host();
+  job->links = gpt_links_threads();
   if (gpt_config_check(&job->config, &error) != GPT_OK ||
       gpt_param_table_create(&job->config, &job->table, &error) != GPT_OK) {
     fprintf(stderr, "bench: %s\n", error.text);

@@ -53,7 +53,8 @@ static void causal_softmax_backward(int64_t first, int64_t rows, int64_t stride,
   }
 }
 
-static void head_forward(const gpt_attention *a, const float *q, float *probs, float *out) {
+static void head_forward(const gpt_attention *a, gpt_sgemm_fn sgemm, const float *q, float *probs,
+                         float *out) {
   const int64_t dim = a->dim, ld = 3 * dim, width = dim / a->heads, context = a->context;
   const float *k = q + dim, *v = q + 2 * dim;
   const float scale = 1.0f / sqrtf((float)width);
@@ -62,14 +63,14 @@ static void head_forward(const gpt_attention *a, const float *q, float *probs, f
     const int64_t rows = left < GPT_ATTENTION_ROWS ? left : GPT_ATTENTION_ROWS;
     const int64_t columns = first + rows;
     float *p = probs + first * context;
-    a->sgemm(0, 1, rows, columns, width, scale, q + first * ld, ld, k, ld, 0.0f, p, context);
+    sgemm(0, 1, rows, columns, width, scale, q + first * ld, ld, k, ld, 0.0f, p, context);
     causal_softmax(first, rows, context, p);
-    a->sgemm(0, 0, rows, width, columns, 1.0f, p, context, v, ld, 0.0f, out + first * dim, dim);
+    sgemm(0, 0, rows, width, columns, 1.0f, p, context, v, ld, 0.0f, out + first * dim, dim);
   }
 }
 
-static void head_backward(const gpt_attention *a, const float *q, const float *probs,
-                          const float *dout, float *dq, float *dscores) {
+static void head_backward(const gpt_attention *a, gpt_sgemm_fn sgemm, const float *q,
+                          const float *probs, const float *dout, float *dq, float *dscores) {
   const int64_t dim = a->dim, ld = 3 * dim, width = dim / a->heads, context = a->context;
   const float *k = q + dim, *v = q + 2 * dim;
   float *dk = dq + dim, *dv = dq + 2 * dim;
@@ -82,28 +83,29 @@ static void head_backward(const gpt_attention *a, const float *q, const float *p
     const int64_t columns = first + rows;
     const float beta = first == last ? 0.0f : 1.0f;
     const float *p = probs + first * context, *dy = dout + first * dim;
-    a->sgemm(0, 1, rows, columns, width, 1.0f, dy, dim, v, ld, 0.0f, dscores, context);
+    sgemm(0, 1, rows, columns, width, 1.0f, dy, dim, v, ld, 0.0f, dscores, context);
     causal_softmax_backward(first, rows, context, p, dscores);
-    a->sgemm(0, 0, rows, width, columns, scale, dscores, context, k, ld, 0.0f, dq + first * ld, ld);
-    a->sgemm(1, 0, columns, width, rows, scale, dscores, context, q + first * ld, ld, beta, dk, ld);
-    a->sgemm(1, 0, columns, width, rows, 1.0f, p, context, dy, dim, beta, dv, ld);
+    sgemm(0, 0, rows, width, columns, scale, dscores, context, k, ld, 0.0f, dq + first * ld, ld);
+    sgemm(1, 0, columns, width, rows, scale, dscores, context, q + first * ld, ld, beta, dk, ld);
+    sgemm(1, 0, columns, width, rows, 1.0f, p, context, dy, dim, beta, dv, ld);
   }
 }
 
-void gpt_attention_forward(const gpt_attention *a, const float *qkv, float *probs, float *out) {
+void gpt_attention_forward(const gpt_attention *a, gpt_sgemm_fn sgemm, const float *qkv,
+                           float *probs, float *out) {
   for (int64_t window = 0; window < a->batch; ++window)
     for (int64_t head = 0; head < a->heads; ++head) {
       const head_view view = view_of(a, window, head);
-      head_forward(a, qkv + view.qkv, probs + view.probs, out + view.out);
+      head_forward(a, sgemm, qkv + view.qkv, probs + view.probs, out + view.out);
     }
 }
 
-void gpt_attention_backward(const gpt_attention *a, const float *qkv, const float *probs,
-                            const float *dout, float *dqkv, float *workspace) {
+void gpt_attention_backward(const gpt_attention *a, gpt_sgemm_fn sgemm, const float *qkv,
+                            const float *probs, const float *dout, float *dqkv, float *workspace) {
   for (int64_t window = 0; window < a->batch; ++window)
     for (int64_t head = 0; head < a->heads; ++head) {
       const head_view view = view_of(a, window, head);
-      head_backward(a, qkv + view.qkv, probs + view.probs, dout + view.out, dqkv + view.qkv,
+      head_backward(a, sgemm, qkv + view.qkv, probs + view.probs, dout + view.out, dqkv + view.qkv,
                     workspace);
     }
 }

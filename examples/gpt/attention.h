@@ -11,15 +11,11 @@
 #define GPT_ATTENTION_H
 
 #include "gemm.h"
+#include "ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef struct gpt_attention {
-  int64_t batch, context, dim, heads;
-  gpt_sgemm_fn sgemm;
-} gpt_attention;
 
 /* Query rows handled in one product. Only columns up to the end of the stretch are computed, so
  * a long context costs little more than the lower triangle. */
@@ -31,11 +27,11 @@ int64_t gpt_attention_probs_count(const gpt_attention *attention);
 int64_t gpt_attention_workspace_count(const gpt_attention *attention);
 
 /* Writes probs and out. In probs only the columns up to the end of each stretch are written. */
-void gpt_attention_forward(const gpt_attention *attention, const float *qkv, float *probs,
-                           float *out);
+void gpt_attention_forward(const gpt_attention *attention, gpt_sgemm_fn sgemm, const float *qkv,
+                           float *probs, float *out);
 /* Overwrites dqkv (shape of qkv) with the gradient. */
-void gpt_attention_backward(const gpt_attention *attention, const float *qkv, const float *probs,
-                            const float *dout, float *dqkv, float *workspace);
+void gpt_attention_backward(const gpt_attention *attention, gpt_sgemm_fn sgemm, const float *qkv,
+                            const float *probs, const float *dout, float *dqkv, float *workspace);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * layers.h - the element-wise and row-wise layers of the transformer, forward and backward.
+ * layers.h - the element-wise and row-wise layers of the transformer on the host, forward and
+ * backward.
  *
  * All arrays are fp32, row-major, in host memory and do not overlap unless a comment allows it.
  * Parameter gradients (dgain, dbias, dwte, dwpe) are ADDED to what the buffers hold. Results are
@@ -9,13 +10,11 @@
 #ifndef GPT_LAYERS_H
 #define GPT_LAYERS_H
 
-#include <stdint.h>
+#include "ops.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define GPT_LAYERNORM_EPS 1e-5f
 
 /* y = (x - mean) * rstd * gain + bias for each row; x, y are rows x dim; gain, bias are dim;
  * mean, rstd (rows each) are kept for the backward pass. y may be x only if no backward follows. */

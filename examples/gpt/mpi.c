@@ -49,10 +49,13 @@ const char *gpt_mpi_no_threads(const gpt_mpi *mpi) {
   return reason;
 }
 
-mfsdp_status gpt_mpi_links(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
-                           mfsdp_transport *transport, mfsdp_control *control) {
-  MFSDP_TRY(mfsdp_mpi_transport_create(context, mpi->world, backend, transport));
+mfsdp_status gpt_mpi_control(gpt_mpi *mpi, mfsdp_context *context, mfsdp_control *control) {
   return mfsdp_mpi_control_create(context, mpi->world, control);
+}
+
+mfsdp_status gpt_mpi_transport(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
+                               mfsdp_transport *transport) {
+  return mfsdp_mpi_transport_create(context, mpi->world, backend, transport);
 }
 
 void gpt_mpi_poison(gpt_mpi *mpi, const mfsdp_error *why) {
@@ -94,9 +97,14 @@ const char *gpt_mpi_no_threads(const gpt_mpi *mpi) {
   return NULL;
 }
 
-mfsdp_status gpt_mpi_links(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
-                           mfsdp_transport *transport, mfsdp_control *control) {
-  (void)mpi, (void)backend, (void)transport, (void)control;
+mfsdp_status gpt_mpi_control(gpt_mpi *mpi, mfsdp_context *context, mfsdp_control *control) {
+  (void)mpi, (void)control;
+  return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "MPI: not in this build");
+}
+
+mfsdp_status gpt_mpi_transport(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
+                               mfsdp_transport *transport) {
+  (void)mpi, (void)backend, (void)transport;
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "MPI: not in this build");
 }
 

@@ -23,9 +23,10 @@ int32_t gpt_mpi_rank(const gpt_mpi *mpi);
 int32_t gpt_mpi_size(const gpt_mpi *mpi);
 /* NULL if queues may have threads of their own, else why not. */
 const char *gpt_mpi_no_threads(const gpt_mpi *mpi);
-/* Transport and control plane of this process; each to be ended with its ops->destroy. */
-mfsdp_status gpt_mpi_links(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
-                           mfsdp_transport *transport, mfsdp_control *control);
+/* Control plane and transport of this process; each to be ended with its ops->destroy. */
+mfsdp_status gpt_mpi_control(gpt_mpi *mpi, mfsdp_context *context, mfsdp_control *control);
+mfsdp_status gpt_mpi_transport(gpt_mpi *mpi, mfsdp_context *context, const mfsdp_backend *backend,
+                               mfsdp_transport *transport);
 /* Tells the peers of a failure that is not the transport's own. */
 void gpt_mpi_poison(gpt_mpi *mpi, const mfsdp_error *why);
 /* Ends MPI, after the links. A failed run leaves by MPI_Abort, since peers may be gone, a second

@@ -231,12 +231,31 @@ static int check_schedule(const gpt_options *o, gpt_error *error) {
   return GPT_OK;
 }
 
+/* No device that the transport or the optimizer cannot use. */
+static int check_device(const gpt_options *o, gpt_error *error) {
+  if (o->device == GPT_DEVICE_CUDA && o->transport == GPT_TRANSPORT_MPI)
+    return gpt_fail(error,
+                    "--transport mpi carries host memory; with --device cuda use threads or nccl");
+  if (o->device != GPT_DEVICE_CUDA && o->transport == GPT_TRANSPORT_NCCL)
+    return gpt_fail(error, "--transport nccl carries a GPU's memory; use --device cuda");
+  if (o->device == GPT_DEVICE_CUDA && o->given[GPT_OPTION_threads_per_rank])
+    return gpt_fail(error, "--threads-per-rank is BLAS's; --device cuda does not use it");
+#if !MFSDP_EXAMPLE_LAPACKE
+  if (o->device == GPT_DEVICE_CPU &&
+      (o->optimizer == GPT_OPTIMIZER_SHAMPOO || o->optimizer == GPT_OPTIMIZER_SOAP))
+    return gpt_fail(error, "--optimizer %s on the host: not in this build",
+                    o->optimizer == GPT_OPTIMIZER_SOAP ? "soap" : "shampoo");
+#endif
+  return GPT_OK;
+}
+
 static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
   if (check_files(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_optimizer(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_schedule(o, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (check_device(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (!o->checkpoint && (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] ||
                          o->async_save || o->resume))
     return gpt_fail(error,

@@ -26,14 +26,39 @@ extern "C" {
  *                         not in this build
  *   RESERVED              the name of a later option: "not in this build"
  */
-#if MFSDP_EXAMPLE_MPI
-#define GPT_TRANSPORTS "threads|mpi"
-#else
-#define GPT_TRANSPORTS "threads|!mpi"
+
+/* 1 in build/examples/train_gpt_cuda alone, NCCL where there is one: everything else is built
+ * without a toolkit. */
+#ifndef MFSDP_EXAMPLE_CUDA
+#define MFSDP_EXAMPLE_CUDA 0
+#endif
+#ifndef MFSDP_EXAMPLE_NCCL
+#define MFSDP_EXAMPLE_NCCL 0
 #endif
 
-/* Shampoo and SOAP need a LAPACKE. */
-#if MFSDP_EXAMPLE_LAPACKE
+#if MFSDP_EXAMPLE_MPI
+#define GPT_TRANSPORTS_HOST "threads|mpi"
+#else
+#define GPT_TRANSPORTS_HOST "threads|!mpi"
+#endif
+#if MFSDP_EXAMPLE_NCCL
+#define GPT_TRANSPORTS GPT_TRANSPORTS_HOST "|nccl"
+#define GPT_TRANSPORTS_HELP                                                                        \
+  "ranks are threads of this process, the processes of an mpirun, or (nccl) processes with a GPU " \
+  "each"
+#else
+#define GPT_TRANSPORTS GPT_TRANSPORTS_HOST "|!nccl"
+#define GPT_TRANSPORTS_HELP "ranks are threads of this process, or the processes of an mpirun"
+#endif
+
+#if MFSDP_EXAMPLE_CUDA
+#define GPT_DEVICES "cpu|cuda"
+#else
+#define GPT_DEVICES "cpu|!cuda"
+#endif
+
+/* Shampoo and SOAP need a LAPACKE, or a GPU. */
+#if MFSDP_EXAMPLE_LAPACKE || MFSDP_EXAMPLE_CUDA
 #define GPT_OPTIMIZERS "muon|adamw|shampoo|soap"
 #else
 #define GPT_OPTIMIZERS "muon|adamw|!shampoo|!soap"
@@ -42,8 +67,7 @@ extern "C" {
 #define GPT_OPTIONS(X)                                                                           \
   X(TEXT, data, "data", "", 0, 0, "FILE", "text to train on (required)")                         \
   X(INTEGER, ranks, "ranks", "4", 1, 1024, "N", "data-parallel ranks")                           \
-  X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS,                             \
-    "ranks are threads of this process, or the processes of an mpirun")                          \
+  X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS, GPT_TRANSPORTS_HELP)        \
   X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical|native|auto",    \
     "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
   X(FLAG, narrow_sums, "narrow-sums", "0", 0, 0, "",                                             \
@@ -97,7 +121,8 @@ extern "C" {
   X(FLAG, async_save, "async-save", "0", 0, 0, "",                                               \
     "a thread of each rank writes while training goes on; costs a copy of what the rank owns")   \
   X(FLAG, resume, "resume", "0", 0, 0, "", "go on from the latest checkpoint in DIR")            \
-  X(RESERVED, device, "device", "", 0, 0, "", "")                                                \
+  X(CHOICE, device, "device", "cpu", 0, 0, GPT_DEVICES,                                          \
+    "where ranks compute; threads share the first visible GPU")                                  \
   X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
   X(CHOICE, preset, "preset", "jordan", 0, 0, "torch|jordan|moonlight|dion",                     \
     "whose Muon: momentum, scale, decay, step size and coefficients")                            \
@@ -113,7 +138,8 @@ extern "C" {
 /* The values of the CHOICE options, in the order of their lists. */
 enum { GPT_OPTIMIZER_MUON = 0, GPT_OPTIMIZER_ADAMW, GPT_OPTIMIZER_SHAMPOO, GPT_OPTIMIZER_SOAP };
 enum { GPT_GRAFT_ADAMW = 0, GPT_GRAFT_SGD, GPT_GRAFT_NONE };
-enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI };
+enum { GPT_TRANSPORT_THREADS = 0, GPT_TRANSPORT_MPI, GPT_TRANSPORT_NCCL };
+enum { GPT_DEVICE_CPU = 0, GPT_DEVICE_CUDA };
 enum {
   GPT_COLLECTIVE_DIRECT = 0,
   GPT_COLLECTIVE_RING,

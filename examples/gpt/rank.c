@@ -115,22 +115,6 @@ static void trace(void *user, int begin, const char *lane, const char *label) {
     rank->optimizer_us += mfsdp_clock_us() - rank->optimizer_started_us;
 }
 
-static mfsdp_status create_links(gpt_rank *rank) {
-  mfsdp_host_backend_desc desc = mfsdp_host_backend_desc_default();
-  desc.math = rank->job->math;
-  desc.lapack = rank->job->lapack;
-  desc.math_threads = (int32_t)rank->job->options.threads_per_rank;
-  if (rank->job->options.prefetch > 0) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
-  MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));
-  if (rank->job->mpi != NULL)
-    return gpt_mpi_links(rank->job->mpi, &rank->context, mfsdp_host_backend_get(rank->host),
-                         &rank->transport, &rank->control);
-  MFSDP_TRY(mfsdp_threads_transport_create(&rank->context, rank->job->world, rank->index,
-                                           mfsdp_host_backend_get(rank->host), &rank->transport));
-  return mfsdp_threads_control_create(&rank->context, rank->job->world, rank->index,
-                                      &rank->control);
-}
-
 static mfsdp_status create_runtime(gpt_rank *rank) {
   static const mfsdp_algorithm algorithms[] = {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL,
                                                MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO};
@@ -149,7 +133,8 @@ static mfsdp_status create_runtime(gpt_rank *rank) {
   group.plan = rank->plan;
   group.transport = &rank->transport;
   group.control = &rank->control;
-  desc.backend = mfsdp_host_backend_get(rank->host);
+  desc.backend = rank->backend;
+  desc.compute_queue = rank->queue;
   desc.groups = &group;
   desc.group_count = 1;
   desc.optimizer = &optimizer;
@@ -175,8 +160,8 @@ static size_t label_count(const gpt_job *job) {
   return 2 * (size_t)gpt_unit_count(&job->config);
 }
 
-/* Elements of the largest unit, those of tied tensors included, if they need widening; else 0. */
-static size_t widened_count(const gpt_job *job) {
+/* Of the largest unit in fp32, tied tensors included, if its parameters need widening; else 0. */
+static size_t widened_nbytes(const gpt_job *job) {
   int64_t largest = 0;
   int32_t unit, i;
   if (compute_dtype(job) == MFSDP_F32) return 0;
@@ -187,7 +172,7 @@ static size_t widened_count(const gpt_job *job) {
       sum += gpt_param_numel(&job->config, first + i);
     if (sum > largest) largest = sum;
   }
-  return (size_t)largest;
+  return ((size_t)largest * sizeof(float) + 63) / 64 * 64;
 }
 
 static mfsdp_status create_tables(gpt_rank *rank) {
@@ -201,9 +186,6 @@ static mfsdp_status create_tables(gpt_rank *rank) {
   MFSDP_TRY(
       mfsdp_table_alloc(&rank->context, count, sizeof(float *), "gradient pointers", &memory));
   rank->grads = (float **)memory;
-  MFSDP_TRY(mfsdp_table_alloc(&rank->context, widened_count(job), sizeof(float),
-                              "parameters in fp32", &memory));
-  rank->widened = (float *)memory;
   MFSDP_TRY(mfsdp_table_alloc(&rank->context, labels, sizeof(*rank->labels), "labels", &memory));
   rank->labels = (char(*)[24])memory;
   for (i = 0; i < labels; ++i)
@@ -216,12 +198,17 @@ static mfsdp_status create_tables(gpt_rank *rank) {
 }
 
 static mfsdp_status create_model(gpt_rank *rank) {
+  const size_t nbytes = widened_nbytes(rank->job);
   gpt_error error;
   MFSDP_TRY(create_tables(rank));
-  if (gpt_model_create(&rank->job->config, rank->job->math->sgemm, &rank->model, &error) != GPT_OK)
+  if (gpt_model_create(&rank->job->config, rank->device, &rank->model, &error) != GPT_OK)
     return MFSDP_FAIL(&rank->context, MFSDP_E_MEMORY, "model: %s", error.text);
   rank->has_model = 1;
-  return MFSDP_OK;
+  if (nbytes == 0) return MFSDP_OK;
+  rank->widened = (float *)rank->device.ops->alloc(rank->device.self, MFSDP_SPACE_DEVICE, nbytes);
+  if (rank->widened != NULL) return MFSDP_OK;
+  return MFSDP_FAIL(&rank->context, MFSDP_E_MEMORY, "no memory for %zu bytes of fp32 parameters",
+                    nbytes);
 }
 
 mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) {
@@ -233,7 +220,9 @@ mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) 
   desc.trace = trace;
   desc.user = rank;
   MFSDP_TRY(mfsdp_context_init(&rank->context, &desc));
-  MFSDP_TRY(create_links(rank));
+  MFSDP_TRY(job->links->meet(rank));
+  MFSDP_TRY(job->platform->create(rank));
+  MFSDP_TRY(job->links->create(rank));
   MFSDP_TRY(gpt_plan_create(&rank->context, job, &rank->plan));
   MFSDP_TRY(create_model(rank));
   MFSDP_TRY(create_runtime(rank));
@@ -244,26 +233,29 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
   const size_t count = (size_t)rank->job->table.count;
   mfsdp_status status;
   gpt_checkpoint_close(rank);
+  if (rank->has_model) { /* waits for what is enqueued, which reads the runtime's memory too */
+    rank->device.ops->free(rank->device.self, MFSDP_SPACE_DEVICE, rank->widened,
+                           widened_nbytes(rank->job));
+    gpt_model_destroy(&rank->model);
+  }
   status = mfsdp_runtime_destroy(rank->runtime);
-  if (rank->has_model) gpt_model_destroy(&rank->model);
   mfsdp_table_free(&rank->context, rank->losses,
                    (size_t)(validation_rounds(rank->job) * rank->job->options.ranks),
                    sizeof(double));
   mfsdp_table_free(&rank->context, rank->labels, label_count(rank->job), sizeof(*rank->labels));
-  mfsdp_table_free(&rank->context, rank->widened, widened_count(rank->job), sizeof(float));
   mfsdp_table_free(&rank->context, (void *)rank->grads, count, sizeof(float *));
   mfsdp_table_free(&rank->context, (void *)rank->params, count, sizeof(float *));
   mfsdp_plan_destroy(&rank->context, rank->plan);
-  if (rank->control.self != NULL) {
-    const mfsdp_status last = rank->control.ops->destroy(rank->control.self, &rank->context);
-    if (status == MFSDP_OK) status = last;
-  }
   if (rank->transport.self != NULL) {
     const mfsdp_status last = rank->transport.ops->destroy(rank->transport.self, &rank->context);
     if (status == MFSDP_OK) status = last;
   }
-  if (rank->host != NULL) {
-    const mfsdp_status last = mfsdp_host_backend_destroy(&rank->context, rank->host);
+  if (rank->control.self != NULL) {
+    const mfsdp_status last = rank->control.ops->destroy(rank->control.self, &rank->context);
+    if (status == MFSDP_OK) status = last;
+  }
+  {
+    const mfsdp_status last = rank->job->platform->destroy(rank);
     if (status == MFSDP_OK) status = last;
   }
   if (status == MFSDP_OK) status = mfsdp_context_destroy(&rank->context);
@@ -271,16 +263,6 @@ mfsdp_status gpt_rank_destroy(gpt_rank *rank) {
 }
 
 /* ---- a unit ---- */
-
-static void widen(mfsdp_dtype dtype, int64_t count, const uint16_t *src, float *dst) {
-  int64_t i;
-  if (dtype == MFSDP_BF16)
-    for (i = 0; i < count; ++i)
-      dst[i] = mfsdp_f32_from_bf16(src[i]);
-  else
-    for (i = 0; i < count; ++i)
-      dst[i] = mfsdp_f32_from_f16(src[i]);
-}
 
 /* The model computes in fp32: parameters of 16 bits are widened, which is exact. */
 static int32_t point_at_params(gpt_rank *rank, int32_t unit) {
@@ -294,7 +276,7 @@ static int32_t point_at_params(gpt_rank *rank, int32_t unit) {
     const int64_t numel = gpt_param_numel(&job->config, first + i);
     rank->params[i] = (const float *)param;
     if (next == NULL) continue;
-    widen(compute_dtype(job), numel, (const uint16_t *)param, next);
+    rank->device.ops->widen(rank->device.self, compute_dtype(job), numel, param, next);
     rank->params[i] = next;
     next += numel;
   }
@@ -307,6 +289,7 @@ mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use) {
   (void)point_at_params(rank, unit);
   gpt_forward_unit(&rank->model, unit, rank->params);
   mfsdp_trace_end(&rank->context, "host", rank->labels[unit]);
+  MFSDP_TRY(rank->device.ops->status(rank->device.self));
   return mfsdp_unit_release(rank->runtime, unit);
 }
 
@@ -322,6 +305,7 @@ mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit) {
     rank->grads[i] = (float *)mfsdp_unit_grad(rank->runtime, first + i);
   gpt_backward_unit(&rank->model, unit, rank->params, rank->grads);
   mfsdp_trace_end(&rank->context, "host", label);
+  MFSDP_TRY(rank->device.ops->status(rank->device.self));
   MFSDP_TRY(mfsdp_unit_reduce(rank->runtime, unit));
   return mfsdp_unit_release(rank->runtime, unit);
 }
@@ -329,10 +313,42 @@ mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit) {
 void gpt_rank_scale_loss(gpt_rank *rank) {
   const float scale = (float)mfsdp_runtime_loss_scale(rank->runtime);
   const int64_t count = gpt_config_tokens(&rank->job->config) * rank->job->config.vocab;
-  int64_t i;
   if (scale == 1.0f) return;
-  for (i = 0; i < count; ++i)
-    rank->model.logits[i] *= scale; /* after a training forward: their gradient */
+  /* After a training forward: their gradient. */
+  rank->device.ops->scale(rank->device.self, count, scale, rank->model.logits);
+}
+
+mfsdp_status gpt_rank_loss(gpt_rank *rank, double *loss) {
+  MFSDP_TRY(rank->device.ops->finish(rank->device.self));
+  *loss = rank->model.loss;
+  return MFSDP_OK;
+}
+
+/* ---- a step ---- */
+
+mfsdp_status gpt_rank_step(gpt_rank *rank, int64_t step, const int *stop, mfsdp_verdict *verdict) {
+  const gpt_job *job = rank->job;
+  const gpt_options *o = &job->options;
+  mfsdp_step_desc desc = mfsdp_step_desc_default();
+  double loss;
+  int64_t i;
+  int32_t unit;
+  desc.micro_batch_count = (int32_t)o->micro_batches;
+  desc.grad_weight = 1.0 / ((double)o->ranks * (double)o->micro_batches);
+  MFSDP_TRY(mfsdp_step_begin(rank->runtime, &desc));
+  for (i = 0; i < o->micro_batches; ++i) {
+    const int64_t block = gpt_checkpoint_block(rank, step, i);
+    gpt_data_batch(&job->data, (uint64_t)o->seed, block, rank->model.inputs, rank->model.targets);
+    for (unit = 0; unit < rank->model.unit_count; ++unit)
+      MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_FORWARD));
+    gpt_rank_scale_loss(rank);
+    for (unit = rank->model.unit_count; unit-- > 0;)
+      MFSDP_TRY(gpt_rank_backward(rank, unit));
+    MFSDP_TRY(gpt_rank_loss(rank, &loss)); /* last: it waits, where the rest is only enqueued */
+    MFSDP_TRY(mfsdp_step_value(rank->runtime, loss));
+  }
+  MFSDP_TRY(mfsdp_step_end(rank->runtime, __atomic_load_n(stop, __ATOMIC_RELAXED) != 0));
+  return mfsdp_step_verdict(rank->runtime, verdict);
 }
 
 /* ---- evaluation ---- */
@@ -352,7 +368,7 @@ mfsdp_status gpt_rank_validate(gpt_rank *rank, double *loss) {
                               rank->model.targets);
     for (unit = 0; unit < rank->model.unit_count; ++unit)
       MFSDP_TRY(gpt_rank_forward(rank, unit, MFSDP_USE_EVALUATE));
-    own[round] = rank->model.loss;
+    MFSDP_TRY(gpt_rank_loss(rank, &own[round]));
   }
   rank->model.evaluating = 0;
   mfsdp_trace_begin(&rank->context, "host", "validation losses");

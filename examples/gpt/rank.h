@@ -11,12 +11,15 @@
 #include "mfsdp/host/backend_host.h"
 #include "mfsdp/host/transport_threads.h"
 #include "mfsdp/posix/background_posix.h"
+#include "mfsdp/posix/launch.h"
 
 #include "data.h"
 #include "model.h"
 #include "mpi.h"
+#include "ops_host.h"
 #include "options.h"
 #include "params.h"
+#include "platform.h"
 #include "trace.h"
 
 #ifdef __cplusplus
@@ -29,10 +32,16 @@ typedef struct gpt_job {
   gpt_config config;
   gpt_data data;
   gpt_param_table table;
-  const mfsdp_host_math *math;     /* of the model and of the backend */
+  const gpt_platform *platform;
+  const gpt_links *links;
+  const mfsdp_host_math *math;     /* of the host platform: of the model and of the backend */
   const mfsdp_host_lapack *lapack; /* of the backend; NULL: none in this build */
-  mfsdp_threads_world *world;      /* of ranks that are threads */
-  gpt_mpi *mpi;                    /* of ranks that are processes: not NULL then, and no `world` */
+  mfsdp_threads_world *world;      /* the links': of ranks that are threads */
+  gpt_mpi *mpi;                    /* the links': of the processes of an mpirun */
+  void *cuda;                      /* the links': of ranks on GPUs */
+  mfsdp_launch_getter launch_get;  /* of the launcher's variables; NULL: the environment */
+  void *launch_user;
+  int32_t processes, process_rank; /* 1: ranks are processes, and this is one of them; 0: threads */
   gpt_trace *trace;                /* NULL: none */
 } gpt_job;
 
@@ -48,7 +57,13 @@ typedef struct gpt_rank {
   const gpt_job *job;
   int32_t index;
   mfsdp_context context;
-  mfsdp_host_backend *host;
+  const mfsdp_backend *backend;
+  mfsdp_queue *queue;       /* that the model computes on; NULL: on the rank's thread */
+  gpt_device device;        /* of the model */
+  int32_t gpu;              /* number of the rank's GPU on its host, where it computes on one */
+  mfsdp_host_backend *host; /* the platform's */
+  gpt_host host_ops;
+  void *cuda;
   mfsdp_transport transport;
   mfsdp_control control;
   mfsdp_plan *plan;
@@ -56,7 +71,7 @@ typedef struct gpt_rank {
   gpt_model model;
   const float **params; /* of the unit at hand */
   float **grads;
-  float *widened;     /* with a 16-bit dtype: parameters of the unit at hand in fp32 */
+  float *widened; /* on the device, with a 16-bit dtype: parameters of the unit at hand in fp32 */
   char (*labels)[24]; /* of traces: "forward unit 3" of all units, then "backward unit 3" */
   double *losses;     /* ranks x validation rounds: every rank's validation losses */
   int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
@@ -74,13 +89,20 @@ mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index);
 mfsdp_status gpt_rank_destroy(gpt_rank *rank);
 
 /* Forward of one unit with gathered parameters; `use` is MFSDP_USE_FORWARD or MFSDP_USE_EVALUATE.
- */
+ * Where the rank has a queue, this and the backward are ENQUEUED. */
 mfsdp_status gpt_rank_forward(gpt_rank *rank, int32_t unit, mfsdp_use use);
 /* Backward of one unit, its gradients reduced to their owners. */
 mfsdp_status gpt_rank_backward(gpt_rank *rank, int32_t unit);
 
 /* Between forward and backward: multiplies the gradient of the loss with the loss scale. */
 void gpt_rank_scale_loss(gpt_rank *rank);
+
+/* The loss of the last forward of all units; waits for it. */
+mfsdp_status gpt_rank_loss(gpt_rank *rank, double *loss);
+
+/* One step: micro-batches forward and backward, then the update. *stop, read atomically behind the
+ * gradients, is not 0: this is to be the last step, on all ranks. Collective. */
+mfsdp_status gpt_rank_step(gpt_rank *rank, int64_t step, const int *stop, mfsdp_verdict *verdict);
 
 /* Mean loss over the validation batches, shared out over the ranks; the same value on all.
  * Collective. */
@@ -91,8 +113,8 @@ mfsdp_status gpt_rank_params_hash(gpt_rank *rank, uint64_t *hash);
 
 /* Optimizer of a hyperparameter group (GPT_GROUP_*) under these options. */
 mfsdp_hyper_group gpt_hyper_group(const gpt_options *options, int32_t group);
-/* The schedule of these options: by default warm-up over a twentieth of the steps, at least ten, then
- * linear decay to a tenth. */
+/* The schedule of these options: by default warm-up over a twentieth of the steps, at least ten,
+ * then linear decay to a tenth. */
 mfsdp_schedule gpt_schedule(const gpt_options *options);
 /* A plan of the model for `ranks`, by the planner that the options name. */
 mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan);

@@ -103,13 +103,13 @@ for example in examples/*.c; do
 done
 
 # ---- names ----
-for page in README.md docs/*.md; do
+for page in README.md CONTRIBUTING.md CHANGELOG.md docs/*.md; do
   exists() { [ -e "$(dirname "$page")/$1" ]; }
   grep -o '](\([^)#]*\)' "$page" | sed 's/^](//' | grep -v '^https\{0,1\}:' | all_exist "$page: links" 0
 done
-exists() { grep -q "^$1:" Makefile || [ -e "bench/${1#bench-}.c" ]; }
-cat README.md docs/*.md | sed 's/bench-<name>//' | grep -oE '(^|`|[A-Z]+=[a-z0-9]+ )make [a-z][a-z-]*[a-z]' | sed 's/.*make //' | all_exist 'make targets' 4
-exists() { [ -e "examples/$1.c" ]; }
+exists() { grep -q "^$1:" Makefile mk/*.mk || [ -e "bench/${1#bench-}.c" ]; }
+cat README.md CONTRIBUTING.md docs/*.md | sed 's/bench-<name>//' | grep -oE '(^|`|[A-Z]+=[a-z0-9]+ )make [a-z][a-z-]*[a-z]' | sed 's/.*make //' | all_exist 'make targets' 4
+exists() { [ -e "examples/${1%_cuda}.c" ]; } # train_gpt_cuda is train_gpt with more
 cat README.md docs/*.md | grep -oE 'build/examples/[a-z_-]+' | sed 's|.*/||' | all_exist 'programs' 2
 # Suite.Name; a Name without its suite is in the suite of the name before it.
 exists() { grep -rqE "^TEST(_F|_P)?\(${1%.*}, ${1#*.}\)" tests; }
@@ -121,3 +121,12 @@ awk -F'|' '/^\| [a-z][0-9]/ {
     else if (suite && words[i] ~ /^[A-Z][a-z]+[A-Z][A-Za-z]+$/) print suite "." words[i]
   }
 }' docs/faults.md | all_exist 'tests of docs/faults.md' 15
+
+# ---- the reference pages ----
+if command -v doxygen >/dev/null 2>&1; then
+  if make -s docs >"$work/doxygen" 2>&1; then ok 'make docs without warnings'; else
+    bad 'make docs without warnings' "$(grep -v '^$' "$work/doxygen" | head -n 3 | tr '\n' ' ')"
+  fi
+else
+  echo "skip $suite: make docs needs doxygen"
+fi

@@ -186,9 +186,9 @@ done
 check 'the data is as it was' "$(cksum <"$work/text")" "$before"
 refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
-for name in device strategy; do
-  refuse "reserved --$name" 'not in this build' --data "$work/text" "--$name" 1
-done
+refuse 'reserved --strategy' 'not in this build' --data "$work/text" --strategy 1
+refuse 'a GPU' '--device cuda: not in this build' --data "$work/text" --device cuda
+refuse 'ranks over NCCL' '--transport nccl: not in this build' --data "$work/text" --transport nccl
 $program --help >"$work/out" 2>"$work/err"
 check '--help exits 0' "$?" 0
 check '--help lists --micro-batches' "$(grep -c -e '--micro-batches' "$work/out")" 1

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The runtime over the CUDA backend on the host double: thread ranks that share one device through
- * device copies, against the oracle bit for bit (DESIGN, "Proof"). The oracle takes its products and
- * sums of squares from a CUDA backend of its own. On hardware its AdamW is no judge, since pow() may
- * differ there in the last bit of a double: worlds are compared with each other.
+ * device copies, against the oracle bit for bit (DESIGN, "Proof"). The oracle takes its products
+ * and sums of squares from a CUDA backend of its own. On hardware its AdamW is no judge, since
+ * pow() may differ there in the last bit of a double: worlds are compared with each other.
  */
 #include "tests/runtime/groups_rig.h"
 
@@ -120,8 +120,8 @@ TEST(RuntimeCuda, NarrowDtypes) {
 }
 
 #if !defined(MFSDP_TEST_HARDWARE)
-/* Equality of results that never depend on the ranks' arithmetic would prove little: another order of
- * terms shows. */
+/* Equality of results that never depend on the ranks' arithmetic would prove little: another order
+ * of terms shows. */
 TEST(RuntimeCuda, SeesTheOrderOfTerms) {
   Job job = cuda_job(test::mixed_job()), other = job;
   const Expected expected(job, 4, 1);
@@ -137,9 +137,8 @@ TEST(RuntimeCuda, SeesTheOrderOfTerms) {
 }
 #endif
 
-/* Experts on groups of their own, and copies of everything: one device transport for each, on one
- * communication queue. */
-TEST(RuntimeCuda, GroupsAndReplicas) {
+/* Experts on groups of their own, and copies of everything. */
+test::GroupsJob groups_job() {
   test::GroupsJob job;
   job.cuda = true;
   job.on_queue = true;
@@ -152,6 +151,12 @@ TEST(RuntimeCuda, GroupsAndReplicas) {
                  ref::elementwise("norm", 2, {40}, 2), ref::frozen("mask", 3, {9, 50})});
   job.add_instance(true, {{0}, {2}}, {ref::experts("a.up", 1, 3, 8, 24)});
   job.add_instance(false, {{1}, {3}}, {ref::matrix("b.only", 1, 7, 50)});
+  return job;
+}
+
+/* One device transport for each, on one communication queue. */
+TEST(RuntimeCuda, GroupsAndReplicas) {
+  const test::GroupsJob job = groups_job();
 #if defined(MFSDP_TEST_HARDWARE)
   GTEST_SKIP() << "the oracle's AdamW is no judge here";
 #else
@@ -168,7 +173,128 @@ TEST(RuntimeCuda, ASkippedStepTouchesNothing) {
   expect_equal(job, {{4, 1}, {2, 2}}, 3);
 }
 
-/* A rank stalls, or leaves, in the middle of a step: all others say so, and nothing is left behind. */
+/* ---- over NCCL: ranks with a device each ---- */
+
+Job nccl_job(Job job, bool nonblocking = true) {
+  job.cuda = true;
+  job.nccl.on = true;
+  job.nccl.nonblocking = nonblocking;
+  job.nccl.chunk_nbytes = 1024; /* several rounds */
+  job.on_queue = true;
+  return job;
+}
+
+#define MFSDP_TEST_NEEDS_DEVICES(count) \
+  if (test::nccl_rig_devices() < (count)) GTEST_SKIP() << "needs devices: " << (count)
+
+TEST(RuntimeNccl, EveryShapeOfEightBlocks) {
+  MFSDP_TEST_NEEDS_DEVICES(8);
+  for (const bool nonblocking : {true, false}) {
+    Job job = nccl_job(test::mixed_job(), nonblocking);
+    job.options.clip_norm = 1.5;
+    if (MFSDP_TEST_SANITIZER && !nonblocking) continue;
+    if (MFSDP_TEST_TSAN)
+      expect_equal(job, {{4, 1}}, 1);
+    else
+      expect_equal(job, {{1, 8}, {2, 4}, {4, 2}, {8, 1}}, MFSDP_TEST_SANITIZER ? 1 : kSteps);
+  }
+}
+
+TEST(RuntimeNccl, WorldsThatDivideNothing) {
+  MFSDP_TEST_NEEDS_DEVICES(7);
+  const Job job = nccl_job(test::mixed_job());
+  expect_equal(job, {{3, 1}}, MFSDP_TEST_TSAN ? 1 : 2);
+  if (!MFSDP_TEST_SANITIZER) expect_equal(job, {{7, 1}}, 2);
+}
+
+/* Gathers run ahead; check words and poison are on in half of the cases. */
+TEST(RuntimeNccl, Prefetch) {
+  MFSDP_TEST_NEEDS_DEVICES(4);
+  for (const int32_t debug : {0, 1}) {
+    Job job = nccl_job(test::mixed_job());
+    job.active_units = 4;
+    job.active_grads = 2;
+    job.debug_poison = job.debug_check = debug;
+    job.tune = [](mfsdp_runtime_desc *desc) { desc->prefetch_depth = 2; };
+    if (MFSDP_TEST_TSAN && debug) continue;
+    expect_equal(job, {{MFSDP_TEST_TSAN ? 2 : 4, 2}}, 2);
+  }
+}
+
+/* Other orders of sums than DIRECT's: all ranks agree, and with sums of whole numbers nothing would
+ * differ. Gathers carry the same bits whatever moves them. */
+TEST(RuntimeNccl, EveryAlgorithm) {
+  MFSDP_TEST_NEEDS_DEVICES(4);
+  for (const mfsdp_algorithm algorithm :
+       {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO}) {
+    Job job = nccl_job(test::mixed_job());
+    const auto costs = [](mfsdp_runtime_desc *desc) {
+      desc->wire.latency_ns = desc->wire.between_latency_ns = 10000;
+      desc->wire.ns_per_mib = desc->wire.between_ns_per_mib = 1000;
+    };
+    job.tune = [algorithm, costs](mfsdp_runtime_desc *desc) {
+      costs(desc);
+      desc->gather_algorithm = algorithm;
+    };
+    expect_equal(job, {{MFSDP_TEST_TSAN ? 2 : 4, 1}}, 1);
+    job.tune = [algorithm, costs](mfsdp_runtime_desc *desc) {
+      costs(desc);
+      desc->reduce_algorithm = desc->gather_algorithm = algorithm;
+    };
+    if (MFSDP_TEST_SANITIZER && algorithm != MFSDP_NATIVE) continue;
+    EXPECT_NE(trained_hash(job, {MFSDP_TEST_TSAN ? 2 : 4, 1}, MFSDP_TEST_TSAN ? 1 : 2), 0u)
+        << mfsdp_algorithm_name(algorithm);
+  }
+}
+
+/* A communicator for each group and for the copies: one order on the device. */
+TEST(RuntimeNccl, GroupsAndReplicas) {
+  MFSDP_TEST_NEEDS_DEVICES(4);
+  test::GroupsJob job = groups_job();
+  job.nccl.on = true;
+#if defined(MFSDP_TEST_HARDWARE)
+  GTEST_SKIP() << "the oracle's AdamW is no judge here";
+#else
+  EXPECT_EQ(test::run_groups_job(job, 2, MFSDP_TEST_TSAN ? 1 : 2), "");
+#endif
+}
+
+/* A rank stalls, or leaves, in the middle of a step: the others' groups end at the deadline, by an
+ * abort, and name it; what stood behind them has touched nothing, and nothing is left behind. */
+TEST(RuntimeNccl, ARankThatStallsOrLeavesIsNamed) {
+  MFSDP_TEST_NEEDS_DEVICES(3);
+  for (const bool leaves : {false, true}) {
+    if (MFSDP_TEST_TSAN && leaves) continue;
+    const Job job = nccl_job(test::small_job());
+    test::RanksOptions options = test::ranks_of(job, 3);
+    options.world.deadline_us = 500000;
+    const int64_t start_us = mfsdp_clock_us();
+    const RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+      Trainer t(&rank, &job, 1);
+      MFSDP_TRY(t.create());
+      MFSDP_TRY(t.step(0));
+      MFSDP_TRY(t.begin(1));
+      if (rank.rank == 1) {
+        if (!leaves) mfsdp_clock_sleep_until(mfsdp_clock_us() + 2000000);
+        return t.destroy();
+      }
+      mfsdp_status status = t.micro_batch(1, 0);
+      if (status == MFSDP_OK) status = t.end(); /* the host waits for the verdict */
+      const mfsdp_error first = *mfsdp_context_error(&rank.context);
+      (void)t.destroy();
+      return status == MFSDP_OK ? status : mfsdp_context_take_error(&rank.context, &first);
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_LT(mfsdp_clock_us() - start_us, 15 * 1000000) << "at the deadline";
+    for (std::size_t r = 0; r < 3; r += 2) {
+      EXPECT_EQ(result[r].status, MFSDP_E_TIMEOUT) << result.text();
+      EXPECT_NE(result[r].error.message[0], 0);
+    }
+  }
+}
+
+/* A rank stalls, or leaves, in the middle of a step: all others say so, and nothing is left behind.
+ * */
 TEST(RuntimeCuda, ARankThatStallsOrLeavesIsNamed) {
   for (const bool leaves : {false, true}) {
     const Job job = cuda_job(test::small_job());

@@ -164,8 +164,9 @@ cublasStatus_t check(cublasHandle_t handle, cublasOperation_t transa, cublasOper
   if (h == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (delivers_fault()) return CUBLAS_STATUS_EXECUTION_FAILED;
   if (!dtype_of(a_type, &p->dtype) || a_type != b_type || a_type != c_type ||
-      (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32))
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+      (compute != CUBLAS_COMPUTE_32F &&
+       (compute != CUBLAS_COMPUTE_32F_FAST_TF32 || p->dtype != MFSDP_F32)))
+    return CUBLAS_STATUS_NOT_SUPPORTED; /* of TF32 cuBLAS knows floats alone */
   p->trans_a = transa == CUBLAS_OP_T;
   p->trans_b = transb == CUBLAS_OP_T;
   p->m = m;
@@ -305,7 +306,14 @@ cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t handle, cublasOperation_t t
     return CUBLAS_STATUS_EXECUTION_FAILED;
   const cudaError_t error = enqueue(reinterpret_cast<Handle *>(handle)->stream, [=] {
     for (int64_t i = 0; i < batch_count; ++i)
-      if (placed(p, a[i], b[i], c[i], c[i])) multiply(p, a[i], b[i], c[i], c[i]);
+      if (placed(p, a[i], b[i], c[i], c[i])) {
+        if ((reinterpret_cast<uintptr_t>(a[i]) | reinterpret_cast<uintptr_t>(b[i]) |
+             reinterpret_cast<uintptr_t>(c[i])) %
+                16 !=
+            0)
+          complain("cublasGemmBatchedEx: a matrix is not aligned to 16 bytes");
+        multiply(p, a[i], b[i], c[i], c[i]);
+      }
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
@@ -373,12 +381,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const Layout la = read_opaque<Layout>(a_layout), lb = read_opaque<Layout>(b_layout);
   const Layout lc = read_opaque<Layout>(c_layout), ld = read_opaque<Layout>(d_layout);
   Product p;
-  (void)algo;
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (delivers_fault()) return CUBLAS_STATUS_EXECUTION_FAILED;
   if (!dtype_of(la.type, &p.dtype) || lb.type != la.type || lc.type != la.type ||
-      ld.type != la.type)
+      ld.type != la.type ||
+      (operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.dtype != MFSDP_F32))
     return CUBLAS_STATUS_NOT_SUPPORTED;
+  /* The search that algo NULL stands for takes as much for granted. */
+  for (const void *x : {a, b, c, static_cast<const void *>(d)})
+    if (reinterpret_cast<uintptr_t>(x) % 256 != 0 && algo == nullptr)
+      complain("cublasLtMatmul: a matrix is not aligned to 256 bytes");
   p.trans_a = operation.trans_a == CUBLAS_OP_T;
   p.trans_b = operation.trans_b == CUBLAS_OP_T;
   p.m = static_cast<int64_t>(ld.rows);

@@ -39,6 +39,8 @@ void AnnotateIgnoreReadsBegin(const char *file, int line);
 void AnnotateIgnoreReadsEnd(const char *file, int line);
 void AnnotateIgnoreWritesBegin(const char *file, int line);
 void AnnotateIgnoreWritesEnd(const char *file, int line);
+void AnnotateBenignRaceSized(const char *file, int line, const volatile void *at, size_t nbytes,
+                             const char *what);
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
 void *__tsan_get_current_fiber(void);
@@ -132,6 +134,11 @@ bool delivers_fault();
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 /* Whether a stream's work is captured into a graph now. */
 bool captures(cudaStream_t stream);
+/* False: there is no such stream. */
+bool device_of(cudaStream_t stream, int *device);
+/* Of the calling thread. */
+int current_device_now();
+bool host_function_runs();
 /* Remembers the error for cudaGetLastError and returns it. */
 cudaError_t note(cudaError_t error);
 bool kernel_image();
@@ -141,6 +148,11 @@ enum class Where { kUnknown, kDevice, kPinned };
 Where where(const void *address, std::size_t *left);
 /* Complains unless nbytes from `address` lie in one allocation of device memory. */
 bool in_device(const char *what, const void *address, std::size_t nbytes);
+
+/* ---- nccl.cpp ---- */
+
+/* Whether memory there is registered with a communicator. */
+bool nccl_holds(const void *first, std::size_t nbytes);
 
 /* ---- fiber.cpp: one kernel ---- */
 

@@ -207,13 +207,13 @@ void *data_of(const Allocation &a) {
 }
 
 /* Maps memory with its guards; the contents of the middle come later, in stream order. */
-cudaError_t map_memory(std::size_t nbytes, Where kind, void **out) {
+cudaError_t map_memory(std::size_t nbytes, Where kind, int device, void **out) {
   Machine &m = machine();
   Allocation a;
   a.nbytes = nbytes;
   a.mapped_nbytes = pages(nbytes) + 2 * kGuardNbytes;
   a.kind = kind;
-  a.device = current_device;
+  a.device = device;
   {
     Quiet quiet;
     std::lock_guard<std::mutex> lock(m.mutex);
@@ -347,6 +347,23 @@ bool captures(cudaStream_t handle) {
   return m.streams.count(stream_of(handle)) != 0 && stream_of(handle)->capture != nullptr;
 }
 
+bool device_of(cudaStream_t handle, int *device) {
+  Quiet quiet;
+  Machine &m = machine();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  if (m.streams.count(stream_of(handle)) == 0) return false;
+  *device = stream_of(handle)->device;
+  return true;
+}
+
+int current_device_now() {
+  return current_device;
+}
+
+bool host_function_runs() {
+  return in_host_function;
+}
+
 Where where(const void *address, std::size_t *left) {
   Quiet quiet;
   Machine &m = machine();
@@ -360,6 +377,16 @@ Where where(const void *address, std::size_t *left) {
   *left = a.nbytes - (at - std::prev(next)->first);
   return a.kind;
 }
+
+namespace {
+/* Of an address that `where` has found. */
+int device_holding(const void *address) {
+  Quiet quiet;
+  Machine &m = machine();
+  std::lock_guard<std::mutex> lock(m.mutex);
+  return std::prev(m.allocations.upper_bound(reinterpret_cast<uintptr_t>(address)))->second.device;
+}
+} // namespace
 
 bool in_device(const char *what, const void *address, std::size_t nbytes) {
   std::size_t left = 0;
@@ -540,7 +567,8 @@ cudaError_t cudaMallocFromPoolAsync(void **out, size_t nbytes, cudaMemPool_t poo
                                     cudaStream_t stream) {
   CUDASIM_ENTER(cudaErrorMemoryAllocation);
   cudaError_t error = pool == nullptr ? cudaErrorInvalidValue : check_stream(stream);
-  if (error == cudaSuccess) error = map_memory(nbytes, Where::kDevice, out);
+  if (error == cudaSuccess)
+    error = map_memory(nbytes, Where::kDevice, reinterpret_cast<Pool *>(pool)->device, out);
   if (error != cudaSuccess) return note(error);
   void *data = *out;
   /* Whoever uses it without the stream's order races with this. */
@@ -552,6 +580,8 @@ cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
   cudaError_t error = enter();
   if (error == cudaSuccess) error = check_stream(stream);
   if (error == cudaSuccess && !take(address, Where::kDevice, &a)) error = cudaErrorInvalidValue;
+  if (error == cudaSuccess && nccl_holds(address, a.nbytes))
+    complain("memory was freed that is still registered with NCCL");
   if (error != cudaSuccess) return note(error);
   return note(put(stream, [a] {
     std::memset(data_of(a), kStale, a.nbytes);
@@ -562,7 +592,7 @@ cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
 cudaError_t cudaHostAlloc(void **out, size_t nbytes, unsigned flags) {
   CUDASIM_ENTER(cudaErrorMemoryAllocation);
   (void)flags;
-  const cudaError_t error = map_memory(nbytes, Where::kPinned, out);
+  const cudaError_t error = map_memory(nbytes, Where::kPinned, current_device, out);
   if (error == cudaSuccess) std::memset(*out, kFresh, nbytes);
   return note(error);
 }
@@ -585,6 +615,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
   attributes->type = at == Where::kDevice   ? cudaMemoryTypeDevice
                      : at == Where::kPinned ? cudaMemoryTypeHost
                                             : cudaMemoryTypeUnregistered;
+  if (at != Where::kUnknown) attributes->device = device_holding(address);
   return cudaSuccess;
 }
 

@@ -152,11 +152,20 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
 
 /* The names of later issues: whatever follows them, the answer is the same. */
 TEST(GptOptions, ReservedNames) {
-  for (const char *name : {"--device", "--strategy"}) {
+  for (const char *name : {"--strategy"}) {
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
     EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
     EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
   }
+}
+
+/* GPUs are in build/examples/train_gpt_cuda alone. */
+TEST(GptOptions, Devices) {
+  EXPECT_EQ(Parse({"--data", "t"}).options.device, GPT_DEVICE_CPU);
+  EXPECT_EQ(Parse({"--data", "t", "--device", "cpu"}).options.device, GPT_DEVICE_CPU);
+  EXPECT_ERROR("--device cuda: not in this build", "--data", "t", "--device", "cuda");
+  EXPECT_ERROR("--device 'gpu' is unknown; choose one of: cpu", "--data", "t", "--device", "gpu");
+  EXPECT_ERROR("--transport nccl: not in this build", "--data", "t", "--transport", "nccl");
 }
 
 /* The lists are in the library's order, whose numbers rank.c takes them for. */

@@ -244,6 +244,8 @@ void expect_phases_of_a_step(gpt_trace *trace, int prefetch) {
                 /* context */ 8,
                 /* batch */ 1,   256, 0};
   job.math = mfsdp_host_math_loops();
+  job.platform = gpt_platform_host();
+  job.links = gpt_links_threads();
   job.trace = trace;
   ASSERT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);
   ASSERT_EQ(gpt_param_table_create(&job.config, &job.table, &error), GPT_OK);

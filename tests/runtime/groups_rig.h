@@ -115,7 +115,7 @@ struct GroupsJob : Job {
 /* One world for each copy of each instance, and one for each set of replicas. */
 class Worlds {
 public:
-  explicit Worlds(const GroupsJob &job) {
+  explicit Worlds(const GroupsJob &job) : nccl_(job.nccl) {
     mfsdp_context_desc desc = mfsdp_context_desc_default();
     desc.allocator = memory_.allocator();
     must(mfsdp_context_init(&context_, &desc));
@@ -153,7 +153,8 @@ public:
   std::string end() {
     std::string out;
     for (const auto &device : devices_)
-      if (cuda_rig_world_destroy(&context_, device.second) != MFSDP_OK)
+      if ((nccl_.on ? nccl_rig_world_destroy(&context_, device.second)
+                    : cuda_rig_world_destroy(&context_, device.second)) != MFSDP_OK)
         out += std::string(mfsdp_context_error(&context_)->message) + "\n";
     for (mfsdp_threads_world *world : all_)
       if (mfsdp_threads_world_destroy(&context_, world) != MFSDP_OK)
@@ -174,10 +175,14 @@ private:
     desc.deadline_us = job.deadline_us;
     must(mfsdp_threads_world_create(&context_, &desc, &out));
     all_.push_back(out);
-    if (job.cuda) must(cuda_rig_world_create(&context_, world, job.deadline_us, &devices_[out]));
+    if (nccl_.on)
+      must(nccl_rig_world_create(&context_, world, job.deadline_us, nccl_, &devices_[out]));
+    else if (job.cuda)
+      must(cuda_rig_world_create(&context_, world, job.deadline_us, &devices_[out]));
     return out;
   }
 
+  NcclOptions nccl_;
   FaultAllocator memory_;
   mfsdp_context context_;
   std::vector<std::vector<std::vector<mfsdp_threads_world *>>> copies_, replicas_;
@@ -199,7 +204,10 @@ public:
   Link &operator=(const Link &) = delete;
   ~Link() { /* what cannot leave shows as a leak and as a world that does not end */
     if (context_ == nullptr) return;
-    if (transport.self != nullptr) (void)transport.ops->destroy(transport.self, context_);
+    if (nccl_ != nullptr)
+      (void)nccl_rig_transport_destroy(context_, nccl_, number_, &transport);
+    else if (transport.self != nullptr)
+      (void)transport.ops->destroy(transport.self, context_);
     mfsdp_threads_control_destroy(&control);
   }
   /* Another kind of world; its owner takes it down. */
@@ -207,10 +215,15 @@ public:
     transport = its_transport;
     control = its_control;
   }
-  /* `device`: of the ranks that share one; else NULL. */
+  /* `device`: of the ranks that share one, or have one each; else NULL. */
   mfsdp_status join(Rank *rank, mfsdp_threads_world *world, void *device, int32_t number) {
     context_ = &rank->context;
     MFSDP_TRY(mfsdp_threads_control_create(context_, world, number, &control));
+    if (device != nullptr && rank->nccl) {
+      nccl_ = device;
+      number_ = number;
+      return nccl_rig_transport_create(context_, device, number, rank->cuda, &control, &transport);
+    }
     if (device != nullptr)
       return cuda_rig_transport_create(context_, device, number, rank->cuda, &transport);
     return mfsdp_threads_transport_create(context_, world, number, rank->backend, &transport);
@@ -222,6 +235,8 @@ public:
 
 private:
   mfsdp_context *context_ = nullptr;
+  void *nccl_ = nullptr; /* its world */
+  int32_t number_ = -1;
 };
 
 /* All of a rank's places. */

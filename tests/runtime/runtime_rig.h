@@ -40,6 +40,7 @@ struct Job {
   const mfsdp_host_math *math = mfsdp_host_math_loops();
   mfsdp_host_queue_kind queue_kind = MFSDP_HOST_QUEUE_INLINE;
   bool cuda = false; /* ranks that share a device; math and queue_kind play no part */
+  NcclOptions nccl;  /* on, beside cuda: ranks with a device each */
   bool on_queue =
       false; /* the trainer computes on a queue of its own, never on the rank's thread */
   int32_t active_units = 1, active_grads = 1, max_micro_batches = 8;
@@ -628,6 +629,7 @@ inline RanksOptions ranks_of(const Job &job, int32_t world) {
   options.host.math = job.math;
   options.host.queue_kind = job.queue_kind;
   options.cuda = job.cuda;
+  options.nccl = job.nccl;
   options.context.debug_poison = job.debug_poison;
   options.context.debug_check = job.debug_check;
   return options;
@@ -648,7 +650,10 @@ inline std::string run_job(const Job &job, int32_t world, int32_t micro_batches,
   if (result.ok()) return "";
   return "world " + std::to_string(world) + ", " + std::to_string(micro_batches) +
          " micro-batches, " + mfsdp_planner_name(job.planner) + ", " +
-         (job.cuda ? "cuda" : job.math->name) + ":\n" + result.text();
+         (job.nccl.on ? "nccl"
+          : job.cuda  ? "cuda"
+                      : job.math->name) +
+         ":\n" + result.text();
 }
 
 /* ---- wrong calls ---- */

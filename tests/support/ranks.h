@@ -2,7 +2,8 @@
 /*
  * ranks.h: runs a function on W ranks that are threads of the test, each with a context, a host
  * backend (C loops), a queue, an event, the threads transport and its control plane; or, with
- * options.cuda, the CUDA backend on the host double and the transport of ranks that share a device.
+ * options.cuda, the CUDA backend on the host double and the transport of ranks that share a device,
+ * or, with options.nccl.on, ranks with a device each and the transport over NCCL.
  *
  *   test::RanksOptions options(4);                           // 4 ranks, deadline 20 s
  *   test::RanksResult result = test::run_ranks(options, [](test::Rank &rank) {
@@ -59,7 +60,8 @@ struct Rank {
   mfsdp_transport transport;
   mfsdp_control control;
   mfsdp_threads_world *shared = nullptr; /* of the control plane, and of the threads transport */
-  void *device_world = nullptr;          /* of the other one */
+  void *device_world = nullptr;          /* of the transport over CUDA */
+  bool nccl = false;                     /* which of the two that is */
   int64_t timeout_us = 0;                /* of finish */
 
   /* Waits for all that was enqueued on `queue`; the queue's error, if it failed. */
@@ -118,6 +120,7 @@ struct RanksOptions {
   mfsdp_context_desc context; /* rank and allocator are set for each rank */
   mfsdp_host_backend_desc host;
   bool cuda = false; /* of `world` only size, deadline and control messages count then */
+  NcclOptions nccl;  /* on: cuda too */
   int64_t join_timeout_us = 120 * 1000000LL;
   /* Called before anything of the rank is made, to make its nth allocation fail. */
   std::function<void(int32_t rank, FaultAllocator *memory)> before;
@@ -197,7 +200,8 @@ struct Gate {
 
 inline mfsdp_status make_rank(const RanksOptions &options, Rank *rank) {
   if (options.cuda) {
-    MFSDP_TRY(cuda_rig_create(&rank->context, &rank->cuda, &rank->backend));
+    MFSDP_TRY(cuda_rig_create_on(&rank->context, options.nccl.on ? rank->rank : 0, &rank->cuda,
+                                 &rank->backend));
   } else {
     MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &options.host, &rank->host));
     rank->backend = mfsdp_host_backend_get(rank->host);
@@ -206,6 +210,9 @@ inline mfsdp_status make_rank(const RanksOptions &options, Rank *rank) {
       rank->backend->ops->queue_create(rank->backend->self, &rank->context, "test", &rank->queue));
   MFSDP_TRY(rank->backend->ops->event_create(rank->backend->self, &rank->context, &rank->event));
   MFSDP_TRY(mfsdp_threads_control_create(&rank->context, rank->shared, rank->rank, &rank->control));
+  if (options.nccl.on)
+    return nccl_rig_transport_create(&rank->context, rank->device_world, rank->rank, rank->cuda,
+                                     &rank->control, &rank->transport);
   if (options.cuda)
     return cuda_rig_transport_create(&rank->context, rank->device_world, rank->rank, rank->cuda,
                                      &rank->transport);
@@ -225,8 +232,11 @@ inline std::string unmake_rank(Rank *rank, mfsdp_status status) {
     rank->backend->ops->queue_destroy(rank->backend->self, &rank->context, rank->queue);
     rank->backend->ops->event_destroy(rank->backend->self, &rank->context, rank->event);
   }
-  if (rank->transport.self != nullptr &&
-      rank->transport.ops->destroy(rank->transport.self, &rank->context) != MFSDP_OK)
+  if (rank->nccl)
+    out += nccl_rig_transport_destroy(&rank->context, rank->device_world, rank->rank,
+                                      &rank->transport);
+  else if (rank->transport.self != nullptr &&
+           rank->transport.ops->destroy(rank->transport.self, &rank->context) != MFSDP_OK)
     out += std::string(mfsdp_context_error(&rank->context)->message) + "\n";
   mfsdp_threads_control_destroy(&rank->control);
   if (mfsdp_host_backend_destroy(&rank->context, rank->host) != MFSDP_OK)
@@ -253,6 +263,7 @@ inline void run_rank(const RanksOptions &options, mfsdp_threads_world *shared, v
   rank.memory = &memory;
   rank.shared = shared;
   rank.device_world = device_world;
+  rank.nccl = options.nccl.on;
   rank.timeout_us = options.world.deadline_us + 10 * 1000000;
   desc.rank = number;
   desc.allocator = memory.allocator();
@@ -287,8 +298,11 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   desc.allocator = memory.allocator();
   if (mfsdp_context_init(&context, &desc) != MFSDP_OK ||
       mfsdp_threads_world_create(&context, &options.world, &shared) != MFSDP_OK ||
-      (options.cuda &&
+      (options.cuda && !options.nccl.on &&
        cuda_rig_world_create(&context, options.world.world, options.world.deadline_us,
+                             &device_world) != MFSDP_OK) ||
+      (options.nccl.on &&
+       nccl_rig_world_create(&context, options.world.world, options.world.deadline_us, options.nccl,
                              &device_world) != MFSDP_OK)) {
     result.world = std::string(mfsdp_context_error(&context)->message) + "\n";
     return result;
@@ -306,7 +320,7 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
     result.world = "ranks that did not return in time:" + finish.missing() + "\n";
     (void)MFSDP_ERROR_SET(&why, MFSDP_E_TIMEOUT, -1, "the test gave up");
     mfsdp_threads_world_poison(shared, &why);
-    cuda_rig_world_poison(device_world, &why);
+    if (!options.nccl.on) cuda_rig_world_poison(device_world, &why);
     if (!finish.wait(10 * 1000000)) {
       std::fprintf(stderr, "hung ranks:%s\n", finish.missing().c_str());
       std::abort();
@@ -315,7 +329,8 @@ inline RanksResult run_ranks(const RanksOptions &options, const RankFunction &fu
   for (std::thread &thread : threads)
     thread.join();
   if (mfsdp_threads_world_destroy(&context, shared) != MFSDP_OK ||
-      cuda_rig_world_destroy(&context, device_world) != MFSDP_OK ||
+      (options.nccl.on ? nccl_rig_world_destroy(&context, device_world)
+                       : cuda_rig_world_destroy(&context, device_world)) != MFSDP_OK ||
       mfsdp_context_destroy(&context) != MFSDP_OK)
     result.world += std::string(mfsdp_context_error(&context)->message) + "\n";
   result.world += memory.complaints();
