@@ -7,6 +7,7 @@
  * Switches (always 0 or 1, tested with #if, set before the first include):
  *   MFSDP_ALLOW_FAST_MATH   0   1 accepts -ffast-math. Non-finite gradients may then pass unseen and
  *                               results may differ between ranks; the library is not tested so.
+ * And one name, if it is set: MFSDP_PREFIX, for two versions in one program (cuda/kernels.h).
  * Does not: hold state, or change a struct or a function body by a macro.
  * Link flags: none.
  */

@@ -146,6 +146,14 @@ typedef struct mfsdp_cuda_kernels {
   int (*precondition)(const mfsdp_cuda_lane *lane, const mfsdp_precondition_args *args);
 } mfsdp_cuda_kernels;
 
+/* The one name of the library that a linker sees. Two versions in one program, not in two shared
+ * libraries, need -DMFSDP_PREFIX=name for one of them, in all its files and kernels.cu. */
+#ifdef MFSDP_PREFIX
+#define MFSDP__PREFIXED2(prefix, name) prefix##name
+#define MFSDP__PREFIXED(prefix, name) MFSDP__PREFIXED2(prefix, name)
+#define mfsdp_cuda_kernels_v1 MFSDP__PREFIXED(MFSDP_PREFIX, _cuda_kernels_v1)
+#endif
+
 #if defined(__cplusplus)
 extern "C" {
 #endif
