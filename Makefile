@@ -69,7 +69,7 @@ tsan_SANITIZER := 1
 # ---- what there is: nothing below is a list of files ----
 EXAMPLES := $(patsubst examples/%.c,%,$(wildcard examples/*.c))
 # What is compiled into a library for the programs; some folders are compiled by their tests.
-EXAMPLE_SRCS := $(filter-out examples/port/% examples/two_libraries/%,$(wildcard examples/*/*.c))
+EXAMPLE_SRCS := $(filter-out examples/cuda/% examples/port/% examples/two_libraries/%,$(wildcard examples/*/*.c))
 BENCHES := $(patsubst bench/%.c,%,$(wildcard bench/*.c)) $(patsubst bench/%.cpp,%,$(wildcard bench/*.cpp))
 BENCH_SUPPORT_SRCS := $(wildcard bench/support/*.c bench/support/*.cpp)
 find_tests = $(sort $(patsubst ./%,%,$(shell [ ! -d tests ] || find tests -name '$1' -type f)))

@@ -25,7 +25,18 @@ if ${CXX:-g++} -std=c++11 -fno-math-errno -ffp-contract=off -Wall -Wextra -Werro
 else
   echo 'not ok example raii'
 fi
-for example in plan_only newton_schulz optimizer collective loop loop_by_hand reshard raii; do
+# On the double of CUDA, whose library the unit tests are linked with.
+cuda=$(sed -n 's/^release_CUDA_CFLAGS := //p' build/release/config.mk 2>/dev/null)
+if [ ! -e build/release/libsupport.a ]; then
+  echo 'skip example cuda/newton_schulz (no build/release/libsupport.a: make test-unit)'
+elif ${CC:-gcc} -std=c11 -D_POSIX_C_SOURCE=200809L -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -I. -Itests/cudasim/include \
+  $cuda -c examples/cuda/newton_schulz.c -o "$folder/cuda.o" && ${CXX:-g++} "$folder/cuda.o" build/release/libsupport.a -o "$folder/cuda" -lpthread -lm &&
+  "$folder/cuda" | grep -q '^squared norms of the rows: 0\.6[0-9] to 0\.8[0-9] '; then
+  echo 'ok example cuda/newton_schulz'
+else
+  echo 'not ok example cuda/newton_schulz'
+fi
+for example in cuda/newton_schulz plan_only newton_schulz optimizer collective loop loop_by_hand reshard raii; do
   lines=$(cat examples/$example.c* | wc -l)
   if [ "$lines" -lt 150 ]; then echo "ok example $example: under 150 lines"; else
     echo "not ok example $example: $lines lines, needs less than 150"
