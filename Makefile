@@ -92,7 +92,7 @@ CLI_TESTS := $(filter %/mpi.sh,$(CLI_TESTS)) $(filter-out %/mpi.sh,$(CLI_TESTS))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
-PLAIN_GOALS := help clean format headers test-headers test-dag test-rules test-fuzz install uninstall dist docs tidy
+PLAIN_GOALS := help clean format headers test-headers test-dag test-symbols test-rules test-fuzz install uninstall dist docs tidy
 asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
 tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
 release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
@@ -127,7 +127,7 @@ endif
 $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
-.PHONY: FORCE examples examples-cuda demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag \
+.PHONY: FORCE examples examples-cuda demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag test-symbols \
         test-rules test-fuzz info help format docs tidy clean $(BENCHES:%=bench-%)
 
 examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
@@ -165,6 +165,10 @@ test-headers: ## each header alone and twice: C11, C++11, C++17; gcc, clang, nvc
 test-dag: ## include rules, forbidden calls, leaked names, SPDX lines
 	@$(call run_tests,rules,scripts/check_rules.sh)
 
+test-symbols: ## of the above: no name outside the prefixes, no exported symbol, no macro
+	@scripts/check_rules.sh --only symbols
+	@scripts/check_rules.sh --only macros
+
 test-rules: ## plants one violation of each rule and expects test-dag to see it
 	@$(call run_tests,rules-self-test,scripts/check_rules.sh --self-test)
 
@@ -194,7 +198,7 @@ info: $(SETS:%=build/%/config.mk) ## what was detected, and why something is off
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST)) mk/install.mk
 	@for b in $(BENCHES); do printf '  %-14s runs build/bench/%s (BENCH_ARGS=--quick)\n' "bench-$$b" $$b; done
-	@printf '  %-14s %s\n' 'test-<suite>' 'suites: unit cli asan tsan headers dag rules'
+	@printf '  %-14s %s\n' 'test-<suite>' 'suites: unit cli asan tsan headers dag symbols rules'
 
 format: ## clang-format (14) over every source file
 	git ls-files -co --exclude-standard -- '*.h' '*.c' '*.cpp' '*.cu' | xargs -r clang-format -i

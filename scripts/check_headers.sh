@@ -7,7 +7,7 @@
 # Each header is included first in a file of its own, then again (so "alone" and "twice" are one
 # compilation), as C11, C++11 and C++17, by gcc and clang, and as a .cu file by nvcc, which takes
 # seconds for each: there the parts of a header come with their whole only. All headers in one file
-# are also compiled as C17, C++14 and C++20, and optimized, where warnings about data flow appear.
+# are also compiled as C17, C23 (its draft), C++14 and C++20, and optimized, where warnings about data flow appear.
 # -ffast-math must be refused. Last, two .c, two .cpp and two .cu files with all of them are linked
 # into one program.
 # Headers that need what is not installed (a CBLAS, MPI, CUDA) are skipped and counted.
@@ -170,7 +170,7 @@ if [ -s "$all" ]; then
   for suffix in c cpp cu; do
     { grep matrixfsdp.h "$all"; grep -v matrixfsdp.h "$all"; } >"$stem.$suffix"
   done
-  compile_jobs 'all headers' "$stem" "$all_flags -fsyntax-only" 'c17 c++14 c++20'
+  compile_jobs 'all headers' "$stem" "$all_flags -fsyntax-only" 'c17 c2x c++14 c++20'
   for family in $families; do
     pick_family "$family"
     fast_math "$family" "$c" c11 c
