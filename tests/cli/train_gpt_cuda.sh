@@ -31,7 +31,7 @@ if ! command -v "$nvcc" >/dev/null 2>&1; then
   echo "skip $suite: the program: there is no nvcc"
   exit 0
 fi
-if ! make build/examples/train_gpt_cuda >"$work/out" 2>&1; then
+if ! make CUDA_ARCH=-arch=sm_90 build/examples/train_gpt_cuda >"$work/out" 2>&1; then
   bad 'make build/examples/train_gpt_cuda' "$(grep -m 1 -E 'rror|undefined' "$work/out" || tail -n 1 "$work/out")"
   exit 0
 fi
