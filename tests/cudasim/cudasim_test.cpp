@@ -249,6 +249,18 @@ void sum_of_block(int *out, bool barrier) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
+/* Numbers move on by one thread; all must have read before any writes. */
+void moved_on(int *out, bool barrier) {
+  __shared__ int numbers[64];
+  numbers[threadIdx.x] = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  const int next = numbers[(threadIdx.x + 1) % blockDim.x];
+  if (barrier) __syncthreads();
+  numbers[threadIdx.x] = next;
+  __syncthreads();
+  out[threadIdx.x] = numbers[threadIdx.x];
+}
+
 void partner(int *out) {
   int value = static_cast<int>(threadIdx.x);
   for (int lanes = 16; lanes > 0; lanes /= 2)
@@ -276,21 +288,25 @@ TEST(Cudasim, ThreadsOfABlockWaitForEachOther) {
 }
 
 #if CUDASIM_TSAN
-void run_block(bool barrier) {
+void run_block(void (*kernel)(int *, bool), bool barrier) {
   Memory m;
   int *out = m.make<int>(64);
   cudasim::thread_races(true);
-  EXPECT_EQ(m.launch(1, 64, sum_of_block, out, barrier), cudaSuccess);
+  EXPECT_EQ(m.launch(1, 64, kernel, out, barrier), cudaSuccess);
   m.sync();
   cudasim::thread_races(false);
   m.free(out);
   m.sync();
 }
 TEST(Cudasim, DISABLED_MissingBarrier) {
-  run_block(false);
+  run_block(sum_of_block, false);
 }
-TEST(Cudasim, DISABLED_PresentBarrier) {
-  run_block(true);
+TEST(Cudasim, DISABLED_MissingSecondBarrier) {
+  run_block(moved_on, false);
+}
+TEST(Cudasim, DISABLED_PresentBarriers) {
+  run_block(sum_of_block, true);
+  run_block(moved_on, true);
 }
 #endif
 
@@ -301,7 +317,10 @@ TEST(Cudasim, AMissingBarrierIsADataRace) {
   const std::string out = run_again("*DISABLED_MissingBarrier", halt, &status);
   EXPECT_NE(status, 0);
   EXPECT_NE(out.find("in sum_of_block"), std::string::npos) << out;
-  const std::string good = run_again("*DISABLED_PresentBarrier", halt, &status);
+  const std::string second = run_again("*DISABLED_MissingSecondBarrier", halt, &status);
+  EXPECT_NE(status, 0);
+  EXPECT_NE(second.find("in moved_on"), std::string::npos) << second;
+  const std::string good = run_again("*DISABLED_PresentBarriers", halt, &status);
   EXPECT_EQ(status, 0) << good;
   EXPECT_EQ(good.find("data race"), std::string::npos) << good;
 #else

@@ -56,6 +56,7 @@ struct Thread {
   Fiber *fiber = nullptr; /* that runs it */
   uint64_t value[2] = {0, 0};
   unsigned exchanges = 0;
+  unsigned waits[2] = {0, 0}; /* for its block, for its warp */
 };
 
 struct Fiber {
@@ -81,7 +82,10 @@ struct Executor {
   const std::function<void()> *body = nullptr;
   unsigned next = 0; /* thread that was not started yet */
   bool races = false;
-  char launch_edge = 0, end_edge = 0, barrier_edge = 0;
+  char launch_edge = 0, end_edge = 0;
+  /* Of a block's barriers and a warp's, by turns: a thread that is at the next one already must not
+   * hand what it wrote in between to those that have not left this one. */
+  char barrier_edges[2][2] = {{0, 0}, {0, 0}};
 };
 
 thread_local Thread *running = nullptr;
@@ -240,10 +244,12 @@ void wait_in(State state) {
   Unseen unseen(e->races);
   Thread *thread = running;
   Fiber *fiber = thread->fiber;
-  if (e->races) release(&e->barrier_edge);
+  const int kind = state == State::kAtWarp;
+  char *edge = &e->barrier_edges[kind][thread->waits[kind]++ % 2];
+  if (e->races) release(edge);
   thread->state = state;
   switch_context(&fiber->context, &e->scheduler);
-  if (e->races) acquire(&e->barrier_edge);
+  if (e->races) acquire(edge);
 }
 
 /* Threads that have ended count as having come. */
