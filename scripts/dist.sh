@@ -12,19 +12,28 @@
 set -eu
 [ $# = 1 ] || { sed -n '3,11p' "$0" >&2; exit 2; }
 mkdir -p "$1"
-out=$(cd "$1" && pwd)
+out=$(CDPATH='' cd -- "$1" && pwd -P)
 cd "$(dirname "$0")/.."
-version=$(sed -n 's/^#define MFSDP_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' mfsdp/config.h | paste -sd.)
+[ "$out" != "$(pwd -P)" ] || { echo "dist: a release cannot hold itself: give another folder" >&2; exit 2; }
+version=$(sed -nE 's/^#define MFSDP_VERSION_(MAJOR|MINOR|PATCH) //p' mfsdp/config.h | paste -sd. -)
 name=matrixfsdp-$version
 
-# What git tracks, or, in an unpacked release, all but what was built.
+# What git tracks, or, in an unpacked release, all but what was built. To a file: a git that fails must be seen.
 files() {
-  if [ -e .git ]; then git ls-files; else find . -type f ! -path './build/*' | sed 's|^\./||'; fi
+  if [ -e .git ]; then
+    git ls-files -z
+  else
+    find . \( -path ./build -o -path "./${out#"$(pwd -P)"/}" \) -prune -o \( -type f -o -type l \) -print0
+  fi
 }
 
 rm -f "$out/SHA256SUMS"
-files | LC_ALL=C sort | tar -c --no-recursion --transform "s|^|$name/|" --mtime "@${SOURCE_DATE_EPOCH:-0}" \
-  --owner 0 --group 0 --numeric-owner --mode 'u+rw,go+r,go-w' --format ustar -T - >"$out/$name.tar"
+list=$(mktemp)
+trap 'rm -f "$list"' EXIT
+files >"$list"
+sed -z 's|^\./||' "$list" | LC_ALL=C sort -z |
+  tar -c --no-recursion --transform "s|^|$name/|S" --mtime "@${SOURCE_DATE_EPOCH:-0}" --owner 0 --group 0 \
+    --numeric-owner --mode 'u+rw,go=u,go-w' --format ustar --null --verbatim-files-from -T - >"$out/$name.tar"
 gzip -n -9 -f "$out/$name.tar"
 scripts/single_header.sh >"$out/matrixfsdp_single.h"
 cd "$out"

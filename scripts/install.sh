@@ -11,8 +11,9 @@
 # DESTDIR stands before every path that is written, in no path that is read later (for packagers). Files
 # of an older version that this one does not have are removed: mfsdp/ belongs to the library.
 set -eu
-cd "$(dirname "$0")/.."
 PREFIX=${PREFIX:-/usr/local} DESTDIR=${DESTDIR-}
+case $DESTDIR in '' | /*) ;; *) DESTDIR=$PWD/$DESTDIR ;; esac
+cd "$(dirname "$0")/.."
 action=${1-}
 
 fail() { echo "install: $1" >&2; exit 2; }
@@ -26,10 +27,15 @@ case $PREFIX in *[!A-Za-z0-9_./+~@:,=-]*)
   fail "PREFIX is '$PREFIX'; pkg-config files take letters, digits and _./+~@:,=- only" ;;
 esac
 
-version=$(sed -n 's/^#define MFSDP_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' mfsdp/config.h | paste -sd.)
+version=$(sed -nE 's/^#define MFSDP_VERSION_(MAJOR|MINOR|PATCH) //p' mfsdp/config.h | paste -sd. -)
 include=$DESTDIR$PREFIX/include
 pkgconfig=$DESTDIR$PREFIX/share/pkgconfig
 cmake=$DESTDIR$PREFIX/share/cmake/MatrixFSDP
+
+# What is removed first must not be what is to be installed.
+if [ "$(CDPATH='' cd -P -- "$include" 2>/dev/null && pwd)" = "$(pwd -P)" ]; then
+  fail "$include is this tree itself"
+fi
 
 remove() {
   rm -rf "$include/mfsdp" "$cmake"
@@ -42,7 +48,7 @@ put() { # FILE FOLDER
 
 fill() { # TEMPLATE FOLDER: the file without .in
   target=$2/$(basename "$1" .in)
-  sed -e "s|@PREFIX@|$PREFIX|g" -e "s|@VERSION@|$version|g" -e "s|@SERIES@|${version%.*}|g" "$1" >"$target"
+  sed -e "s|@VERSION@|$version|g" -e "s|@SERIES@|${version%.*}|g" -e "s|@PREFIX@|$PREFIX|g" "$1" >"$target"
   chmod 644 "$target"
 }
 

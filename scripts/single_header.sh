@@ -10,7 +10,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-version=$(sed -n 's/^#define MFSDP_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' mfsdp/config.h | paste -sd.)
+version=$(sed -nE 's/^#define MFSDP_VERSION_(MAJOR|MINOR|PATCH) //p' mfsdp/config.h | paste -sd. -)
 
 cat <<END
 /* SPDX-License-Identifier: MIT */

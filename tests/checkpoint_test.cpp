@@ -788,6 +788,32 @@ TEST(Checkpoint, StrictUnlessAsked) {
   EXPECT_TRUE(says(load_other(small, small, [](Saver &s) { s.how.name = "step-7"; }), "step-7"));
 }
 
+/* What was gathered ahead for a unit that nobody comes to is still read while a load begins. */
+TEST(Checkpoint, LoadsAfterGathersAhead) {
+  Job job = small_job();
+  job.active_units = 3;
+  job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+  job.tune = [](mfsdp_runtime_desc *desc) { desc->prefetch_depth = 2; };
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, &disk);
+    uint64_t first = 0, again = 0;
+    MFSDP_TRY(s.create());
+    MFSDP_TRY(s.load());
+    MFSDP_TRY(s.trainer.hash(&first));
+    for (int32_t round = 0; round < 20; ++round) {
+      MFSDP_TRY(mfsdp_unit_acquire(s.trainer.runtime, 0, MFSDP_USE_EVALUATE));
+      MFSDP_TRY(mfsdp_unit_release(s.trainer.runtime, 0));
+      MFSDP_TRY(s.load());
+    }
+    MFSDP_TRY(s.trainer.hash(&again));
+    require(first == again, "other values");
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 /* Other choices are taken, and told to whoever asks. */
 TEST(Checkpoint, WhatIsTrainedOtherwiseIsTold) {
   using Told = std::vector<std::string>;
@@ -992,56 +1018,72 @@ TEST(Checkpoint, EveryChoiceOfTheOptimizerIsSaved) {
 TEST(Checkpoint, WrongCalls) {
   const Job job = small_job();
   ModelDisk disk;
-  EXPECT_EQ(
-      test::survives(job, 2, 1,
-                     [&](Rank &rank, Trainer &trainer) {
-                       mfsdp_io io = disk.io();
-                       mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
-                       mfsdp_checkpoint *ck = nullptr;
-                       const auto fails = [&](const char *text) {
-                         test::must_fail(rank, mfsdp_checkpoint_create(trainer.runtime, &desc, &ck),
-                                         MFSDP_E_ARGUMENT, text);
-                       };
-                       fails("io: NULL");
-                       desc.io = &io;
-                       fails("folder is NULL");
-                       desc.folder = "run";
-                       desc.max_file_nbytes = 0;
-                       fails("max_file_nbytes is 0");
-                       desc.max_file_nbytes = 1;
-                       desc.stage_nbytes = 1;
-                       fails("stage_nbytes is 1");
-                       desc.stage_nbytes = 64;
-                       mfsdp_background nothing;
-                       std::memset(&nothing, 0, sizeof(nothing));
-                       desc.background = &nothing;
-                       fails("background: NULL");
-                       desc.background = nullptr;
-                       MFSDP_TRY(mfsdp_checkpoint_create(trainer.runtime, &desc, &ck));
-                       int32_t running = 1;
-                       test::must_fail(rank, mfsdp_checkpoint_save_begin(ck, nullptr, 0),
-                                       MFSDP_E_STATE, "needs desc.background");
-                       MFSDP_TRY(mfsdp_checkpoint_poll(ck, &running));
-                       require(running == 0, "nothing runs");
-                       MFSDP_TRY(mfsdp_checkpoint_wait(ck));
-                       mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
-                       mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
-                       how.name = "../step-1";
-                       test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded),
-                                       MFSDP_E_ARGUMENT, "needs one like step-12");
-                       how.name = "step-1.attempt"; /* has its state, and holes for tensors */
-                       test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded),
-                                       MFSDP_E_ARGUMENT, "is not finished");
-                       test::must_fail(rank, mfsdp_checkpoint_save(ck, nullptr, 2),
-                                       MFSDP_E_ARGUMENT, "2 strings");
-                       const mfsdp_safetensors_pair ours = {"step", "1"};
-                       test::must_fail(rank, mfsdp_checkpoint_save(ck, &ours, 1), MFSDP_E_ARGUMENT,
-                                       "'step' of the metadata is there twice");
-                       MFSDP_TRY(mfsdp_checkpoint_save(ck, nullptr, 0));
-                       mfsdp_checkpoint_destroy(ck);
-                       return MFSDP_OK;
-                     }),
-      "");
+  EXPECT_EQ(test::survives(
+                job, 2, 1,
+                [&](Rank &rank, Trainer &trainer) {
+                  mfsdp_io io = disk.io();
+                  mfsdp_checkpoint_desc desc = mfsdp_checkpoint_desc_default();
+                  mfsdp_checkpoint *ck = nullptr;
+                  const auto fails = [&](const char *text) {
+                    test::must_fail(rank, mfsdp_checkpoint_create(trainer.runtime, &desc, &ck),
+                                    MFSDP_E_ARGUMENT, text);
+                  };
+                  fails("io: NULL");
+                  desc.io = &io;
+                  fails("folder is NULL");
+                  desc.folder = "run";
+                  desc.max_file_nbytes = 0;
+                  fails("max_file_nbytes is 0");
+                  desc.max_file_nbytes = 1;
+                  desc.stage_nbytes = 1;
+                  fails("stage_nbytes is 1");
+                  desc.stage_nbytes = 64;
+                  mfsdp_background nothing;
+                  std::memset(&nothing, 0, sizeof(nothing));
+                  desc.background = &nothing;
+                  fails("background: NULL");
+                  desc.background = nullptr;
+                  MFSDP_TRY(mfsdp_checkpoint_create(trainer.runtime, &desc, &ck));
+                  int32_t running = 1;
+                  test::must_fail(rank, mfsdp_checkpoint_save_begin(ck, nullptr, 0), MFSDP_E_STATE,
+                                  "needs desc.background");
+                  MFSDP_TRY(mfsdp_checkpoint_poll(ck, &running));
+                  require(running == 0, "nothing runs");
+                  MFSDP_TRY(mfsdp_checkpoint_wait(ck));
+                  mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
+                  mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
+                  how.name = "../step-1";
+                  test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded), MFSDP_E_ARGUMENT,
+                                  "needs one like step-12");
+                  how.name = "step-1.attempt"; /* has its state, and holes for tensors */
+                  test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded), MFSDP_E_ARGUMENT,
+                                  "is not finished");
+                  how.name = "..";
+                  test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded), MFSDP_E_ARGUMENT,
+                                  "needs one like step-12");
+                  const auto visit = [](void *, const char *, const char *) {};
+                  const auto compare = [](void *, const char *, const char *, const char *) {};
+                  test::must_fail(rank, mfsdp_checkpoint_strings(ck, nullptr, visit, nullptr),
+                                  MFSDP_E_ARGUMENT, "strings: name is NULL");
+                  test::must_fail(rank, mfsdp_checkpoint_strings(ck, "a/b", visit, nullptr),
+                                  MFSDP_E_ARGUMENT, "needs one like step-12");
+                  test::must_fail(rank, mfsdp_checkpoint_strings(ck, "step-1", nullptr, nullptr),
+                                  MFSDP_E_ARGUMENT, "strings: visit is NULL");
+                  test::must_fail(rank, mfsdp_checkpoint_differences(ck, nullptr, compare, nullptr),
+                                  MFSDP_E_ARGUMENT, "differences: name is NULL");
+                  test::must_fail(rank,
+                                  mfsdp_checkpoint_differences(ck, "step-1", nullptr, nullptr),
+                                  MFSDP_E_ARGUMENT, "differences: visit is NULL");
+                  test::must_fail(rank, mfsdp_checkpoint_save(ck, nullptr, 2), MFSDP_E_ARGUMENT,
+                                  "2 strings");
+                  const mfsdp_safetensors_pair ours = {"step", "1"};
+                  test::must_fail(rank, mfsdp_checkpoint_save(ck, &ours, 1), MFSDP_E_ARGUMENT,
+                                  "'step' of the metadata is there twice");
+                  MFSDP_TRY(mfsdp_checkpoint_save(ck, nullptr, 0));
+                  mfsdp_checkpoint_destroy(ck);
+                  return MFSDP_OK;
+                }),
+            "");
 }
 
 /* ---- groups and replicas ---- */

@@ -262,13 +262,13 @@ static mfsdp_status train(trainer *t) {
 static mfsdp_status run_rank(mfsdp_threads_rank *rank, void *user) {
   static trainer ranks[RANKS];
   trainer *t = &ranks[rank->rank];
-  mfsdp_status status;
+  mfsdp_status status, last;
   *t = *(const trainer *)user;
   t->rank = rank;
   status = train(t);
-  if (status == MFSDP_OK) status = mfsdp_runtime_destroy(t->runtime);
+  last = mfsdp_runtime_destroy(t->runtime); /* also after a failure; NULL is allowed */
   mfsdp_plan_destroy(&rank->context, t->plan);
-  return status;
+  return status != MFSDP_OK ? status : last;
 }
 
 static uint8_t *read_file(const char *name, long *nbytes) {

@@ -124,6 +124,8 @@ MFSDP_API mfsdp_status mfsdp__ck_load_runs(mfsdp__ck_load *load) {
   const mfsdp_backend_ops *ops = ck->rt->backend->ops;
   int32_t i;
   mfsdp__unit_drop_unacquired(ck->rt);
+  /* What was gathered ahead and is now dropped may still be on its way out of the masters. */
+  MFSDP_TRY(mfsdp__runtime_order(ck->rt, ck->rt->communication, ck->rt->reduced, ck->rt->compute));
   MFSDP_TRY(mfsdp__ck_settle(ck));
   for (i = 0; i < ck->run_count; ++i) {
     const int32_t tensor = ck->runs[i].tensor;
@@ -197,24 +199,30 @@ MFSDP_API mfsdp_status mfsdp__ck_load_phases(mfsdp__ck_load *load, const char *n
   return mfsdp__ck_agree(ck, status, &own);
 }
 
+/* A name as loads, strings and differences take it: of one folder here, not of an attempt. */
+MFSDP_API mfsdp_status mfsdp__ck_name_check(mfsdp_checkpoint *ck, const char *what,
+                                            const char *name) {
+  int64_t step;
+  if (strlen(name) >= MFSDP_CHECKPOINT_NAME_NBYTES || name[0] == '\0' || strcmp(name, "..") == 0 ||
+      strchr(name, '/') != NULL)
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
+                      "checkpoint %s: name is '%.80s', needs one like step-12", what, name);
+  if (mfsdp__ck_parse(name, &step) == MFSDP__CK_ATTEMPT)
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
+                      "checkpoint %s: %.40s is not finished: its tensors may be holes", what, name);
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
                                             const mfsdp_checkpoint_load_desc *desc,
                                             const mfsdp_checkpoint_loaded *out) {
-  int64_t step;
   int32_t i;
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || out == NULL ||
       out->struct_nbytes != sizeof(*out))
     return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
                       "checkpoint load: desc or out is NULL or of another size (use the _default "
                       "functions)");
-  if (desc->name != NULL && (strlen(desc->name) >= MFSDP_CHECKPOINT_NAME_NBYTES ||
-                             desc->name[0] == '\0' || strchr(desc->name, '/') != NULL))
-    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
-                      "checkpoint load: name is '%.80s', needs one like step-12", desc->name);
-  if (desc->name != NULL && mfsdp__ck_parse(desc->name, &step) == MFSDP__CK_ATTEMPT)
-    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
-                      "checkpoint load: %.40s is not finished: its tensors may be holes",
-                      desc->name);
+  if (desc->name != NULL) MFSDP_TRY(mfsdp__ck_name_check(ck, "load", desc->name));
   if (ck->rt->in_step)
     return MFSDP_FAIL(ck->context, MFSDP_E_STATE, "checkpoint load: a step is open");
   for (i = 0; i < ck->rt->unit_count; ++i)
@@ -261,10 +269,18 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_load(mfsdp_checkpoint *ck,
   return status;
 }
 
+MFSDP_API mfsdp_status mfsdp__ck_visit_check(mfsdp_checkpoint *ck, const char *what,
+                                             const char *name, int has_visit) {
+  if (name == NULL || !has_visit)
+    return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT, "checkpoint %s: %s is NULL", what,
+                      name == NULL ? "name" : "visit");
+  return mfsdp__ck_name_check(ck, what, name);
+}
+
 /*
  * The strings that the program gave to the save, and those of the library ("group.0.lr", ...): calls
  * `visit` for each, on this rank alone, without communication. `name` as mfsdp_checkpoint_loaded
- * has it. E_IO, E_FORMAT, E_MEMORY.
+ * has it. E_ARGUMENT: visit is NULL, or no such name can be; E_IO, E_FORMAT, E_MEMORY.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_strings(mfsdp_checkpoint *ck, const char *name,
                                                 void (*visit)(void *user, const char *key,
@@ -272,6 +288,7 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_strings(mfsdp_checkpoint *ck, const char
                                                 void *user) {
   mfsdp_safetensors *state = NULL;
   int32_t i;
+  MFSDP_TRY(mfsdp__ck_visit_check(ck, "strings", name, visit != NULL));
   MFSDP_TRY(mfsdp__ck_read_state(ck, name, &state));
   for (i = 0; i < mfsdp_safetensors_metadata_count(state); ++i) {
     const mfsdp_safetensors_pair *pair = mfsdp_safetensors_metadata_at(state, i);
@@ -290,7 +307,8 @@ MFSDP_API int mfsdp__ck_is_choice(const char *key) {
  * What this runtime does otherwise than the run that saved: calls `visit` for each hyperparameter
  * ("group.0.lr", "schedule.kind", ...; numbers as text) whose saved value is not the runtime's; saved
  * is NULL where the checkpoint has none. A load takes all of them without a word. On this rank alone,
- * without communication. `name` as mfsdp_checkpoint_loaded has it. E_IO, E_FORMAT, E_MEMORY.
+ * without communication. `name` as mfsdp_checkpoint_loaded has it. Not told: what only the checkpoint
+ * has. E_ARGUMENT: visit is NULL, or no such name can be; E_IO, E_FORMAT, E_MEMORY.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_differences(
     mfsdp_checkpoint *ck, const char *name,
@@ -300,6 +318,7 @@ MFSDP_API mfsdp_status mfsdp_checkpoint_differences(
   mfsdp__ck_state own;
   mfsdp_status status;
   int32_t i;
+  MFSDP_TRY(mfsdp__ck_visit_check(ck, "differences", name, visit != NULL));
   MFSDP_TRY(mfsdp__ck_read_state(ck, name, &file));
   status = mfsdp__ck_state_make(ck, &none, NULL, 0, &own);
   for (i = 0; status == MFSDP_OK && i < own.count; ++i) {

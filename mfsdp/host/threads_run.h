@@ -40,7 +40,7 @@ MFSDP_API mfsdp_threads_run_desc mfsdp_threads_run_desc_default(void) {
 /* What a rank has while its body runs. */
 typedef struct mfsdp_threads_rank {
   int32_t rank, world;
-  mfsdp_context context; /* with the caller's allocator and callbacks */
+  mfsdp_context context; /* the caller's allocator and callbacks: all ranks call them, at once */
   mfsdp_host_backend *host;
   const mfsdp_backend *backend;
   mfsdp_transport transport;
@@ -57,6 +57,7 @@ typedef struct mfsdp__threads_run {
   mfsdp_threads_body body;
   void *user;
   mfsdp_thread thread;
+  int kept; /* it failed, and its queues are still there */
   mfsdp_status status;
   mfsdp_error error;
 } mfsdp__threads_run;
@@ -83,12 +84,31 @@ MFSDP_API mfsdp_status mfsdp__threads_run_destroy(mfsdp_threads_rank *rank) {
   return first;
 }
 
+/* What a body ended with, for the others and for the caller: also when it left no message, or one of
+ * an error that it got over. */
+MFSDP_API void mfsdp__threads_run_explain(mfsdp__threads_run *run, mfsdp_status status) {
+  const mfsdp_error last = *mfsdp_context_error(&run->rank.context);
+  run->error = last;
+  run->error.rank = run->rank.rank; /* whom the result asks for the message */
+  if (status == MFSDP_OK || last.status == status) return;
+  if (last.status == MFSDP_OK)
+    (void)MFSDP_ERROR_SET(&run->error, status, run->rank.rank, "ended with %s and no message",
+                          mfsdp_status_name(status));
+  else
+    (void)MFSDP_ERROR_SET(&run->error, status, run->rank.rank,
+                          "ended with %s; its last error was %s: %.160s", mfsdp_status_name(status),
+                          mfsdp_status_name(last.status), last.message);
+}
+
 MFSDP_API mfsdp_status mfsdp__threads_run_inside(mfsdp__threads_run *run) {
   mfsdp_threads_rank *rank = &run->rank;
   mfsdp_status status = mfsdp__threads_run_create(run), last;
   if (status == MFSDP_OK) status = run->body(rank, run->user);
-  run->error = *mfsdp_context_error(&rank->context);
+  mfsdp__threads_run_explain(run, status);
   if (status != MFSDP_OK) mfsdp_threads_world_poison(run->world, &run->error);
+  /* Queues that it left may still be at work: what they use stays. */
+  run->kept = status != MFSDP_OK && rank->host != NULL && rank->host->queue_count > 0;
+  if (run->kept) return status;
   last = mfsdp__threads_run_destroy(rank);
   if (status != MFSDP_OK || last == MFSDP_OK) return status;
   run->error = *mfsdp_context_error(&rank->context);
@@ -113,6 +133,7 @@ MFSDP_API int32_t mfsdp__threads_run_start(mfsdp__threads_run *runs, int32_t wor
   for (r = 0; r < world; ++r) {
     mfsdp_status status = mfsdp_thread_start(&runs[r].thread, mfsdp__threads_run_main, &runs[r]);
     if (status == MFSDP_OK) continue;
+    runs[r].error.rank = r;
     runs[r].status = MFSDP_ERROR_SET(&runs[r].error, status, r, "its thread cannot be started");
     mfsdp_threads_world_poison(runs[r].world, &runs[r].error);
     break;
@@ -132,21 +153,38 @@ MFSDP_API mfsdp_status mfsdp__threads_run_result(mfsdp_context *context,
     r = first->world->error.rank;
     if (r >= 0 && r < world && runs[r].status != MFSDP_OK) first = &runs[r];
   }
-  return MFSDP_FAIL(context, first->status, "rank %d: %.230s", (int)first->rank.rank,
-                    first->error.message);
+  r = first->error.culprit >= 0 ? first->error.culprit : first->rank.rank;
+  return MFSDP_FAIL_PEER(context, first->status, r, "rank %d: %.230s", (int)first->rank.rank,
+                         first->error.message);
+}
+
+/* Gives back the world of ranks that have ended; the first error. */
+MFSDP_API mfsdp_status mfsdp__threads_run_end(mfsdp_context *context, mfsdp_threads_world *world,
+                                              mfsdp__threads_run *runs, mfsdp_status status) {
+  const int32_t count = world->desc.world;
+  const mfsdp_error first = context->error;
+  mfsdp_status last;
+  int32_t r;
+  for (r = 0; r < count; ++r)
+    if (runs[r].kept) return status;
+  mfsdp_table_free(context, runs, (size_t)count, sizeof(*runs));
+  last = mfsdp_threads_world_destroy(context, world);
+  if (status == MFSDP_OK) return last;
+  context->error = first;
+  return status;
 }
 
 /*
  * Calls body(rank, user) in a new thread for each rank, waits for all, and returns OK if all did. One that
  * fails ends the world, so the others leave their waits with E_POISONED; then the status is the failed
  * one's, with "rank 2: " before its message. COMPLETE. A body destroys what it made, also when it fails,
- * or leaks it. E_ARGUMENT for the description; E_MEMORY; E_STATE: a body that ended with OK left something.
+ * or leaks it; with queues it leaks the world too. E_ARGUMENT for the description; E_MEMORY; E_STATE: a body that ended with OK left something.
  */
 MFSDP_API mfsdp_status mfsdp_threads_run(mfsdp_context *context, const mfsdp_threads_run_desc *desc,
                                          mfsdp_threads_body body, void *user) {
   mfsdp_threads_world *world = NULL;
   mfsdp__threads_run *runs;
-  mfsdp_status status, last;
+  mfsdp_status status;
   int32_t r, started;
   void *memory;
   if (desc == NULL || desc->struct_nbytes != sizeof(*desc) || body == NULL)
@@ -174,9 +212,7 @@ MFSDP_API mfsdp_status mfsdp_threads_run(mfsdp_context *context, const mfsdp_thr
   for (r = 0; r < started; ++r)
     mfsdp_thread_join(&runs[r].thread);
   status = mfsdp__threads_run_result(context, runs, desc->threads.world);
-  mfsdp_table_free(context, runs, (size_t)desc->threads.world, sizeof(*runs));
-  last = mfsdp_threads_world_destroy(context, world);
-  return status != MFSDP_OK ? status : last;
+  return mfsdp__threads_run_end(context, world, runs, status);
 }
 
 #endif /* MFSDP_HOST_THREADS_RUN_H */

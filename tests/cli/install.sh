@@ -90,6 +90,18 @@ for bad_prefix in relative '/with space' '/with$dollar' '/with|bar'; do
   check "PREFIX=$bad_prefix is refused" "$?" 2
 done
 check 'and nothing was written' "$(find "$work/bad" 2>/dev/null)" ''
+scripts=$PWD/scripts
+(cd "$work" && DESTDIR="sub/it's \$x" PREFIX=/opt/@VERSION@ sh "$scripts/install.sh" install) >"$work/log" 2>&1
+check 'a relative DESTDIR is below the folder one is in' "$(head -n 2 "$work/sub/it's \$x/opt/@VERSION@/share/pkgconfig/matrixfsdp.pc" | tail -n 1)" \
+  'prefix=/opt/@VERSION@'
+# A copy whose headers are what a link in the prefix leads to: they must be there afterwards.
+mkdir "$work/linked"
+cp -R scripts packaging mfsdp matrixfsdp.h "$work/linked"
+ln -s . "$work/linked/include"
+for action in install uninstall; do
+  PREFIX=$work/linked sh "$work/linked/scripts/install.sh" $action >"$work/log" 2>&1
+  check "$action to the tree itself is refused" "$? $([ -e "$work/linked/mfsdp/config.h" ] && echo there)" '2 there'
+done
 
 # ---- pkg-config ----
 if command -v pkg-config >/dev/null 2>&1; then
@@ -134,6 +146,28 @@ if command -v cmake >/dev/null 2>&1; then
   series=${version%.*}
   cmake_builds installed "find_package(MatrixFSDP $series REQUIRED COMPONENTS host)"
   cmake_builds subdirectory "add_subdirectory(\"$PWD\" matrixfsdp)"
+  cmake_builds 'one number of the version' "find_package(MatrixFSDP ${version%%.*} REQUIRED COMPONENTS host)"
+  # Stand-ins: a CUDA toolkit that is there, and no MPI.
+  mkdir "$work/modules"
+  echo 'add_library(CUDA::cudart INTERFACE IMPORTED)
+set(CUDAToolkit_FOUND TRUE)' >"$work/modules/FindCUDAToolkit.cmake"
+  echo 'set(MPI_FOUND FALSE)' >"$work/modules/FindMPI.cmake"
+  : >"$work/libnccl.so"
+  stand_ins="set(CMAKE_MODULE_PATH \"$work/modules\")
+set(MatrixFSDP_NCCL \"$work/libnccl.so\" CACHE FILEPATH \"\")"
+  cmake_project kernels "$stand_ins
+set(MatrixFSDP_FIND_COMPONENTS cuda)
+add_subdirectory(\"$PWD\" matrixfsdp)
+message(STATUS \"kernels: \${MatrixFSDP_CUDA_KERNELS}\")" >"$work/log" 2>&1
+  check 'CMake: a subdirectory says where the kernels are' "$(sed -n 's/^-- kernels: //p' "$work/log")" "$PWD/mfsdp/cuda/kernels.cu"
+  cmake_builds optional "$stand_ins
+find_package(MatrixFSDP REQUIRED COMPONENTS host OPTIONAL_COMPONENTS mpi)
+if(MatrixFSDP_mpi_FOUND OR NOT MatrixFSDP_host_FOUND)
+  message(FATAL_ERROR \"components\")
+endif()"
+  cmake_project required "$stand_ins
+find_package(MatrixFSDP REQUIRED COMPONENTS mpi)" >"$work/log" 2>&1
+  check 'CMake: a required component that cannot be is named' "$? $(grep -c 'MatrixFSDP::mpi needs' "$work/log")" '1 1'
   cmake_project newer 'find_package(MatrixFSDP 99.0 REQUIRED)' >"$work/log" 2>&1
   check 'CMake: a newer version is not found' "$?" 1
   cmake_project component 'find_package(MatrixFSDP REQUIRED COMPONENTS hots)' >"$work/log" 2>&1
@@ -148,6 +182,19 @@ check 'its checksums' "$(cd "$work/dist" && sha256sum -c --quiet SHA256SUMS 2>&1
 mkdir "$work/unpacked"
 tar -xzf "$work/dist/matrixfsdp-$version.tar.gz" -C "$work/unpacked"
 run 'dist of the unpacked release' "$work/unpacked/matrixfsdp-$version/scripts/dist.sh" "$work/again"
+# Without git there is no list of files; a umask and other files in the way change nothing.
+mkdir "$work/bin" "$work/tree"
+for command in sh sed paste find sort tar gzip awk sha256sum mkdir rm cat dirname mktemp chmod; do
+  ln -s "$(command -v $command)" "$work/bin"
+done
+cp -R "$work/unpacked/matrixfsdp-$version/." "$work/tree"
+chmod -R go= "$work/tree"
+run 'dist of a private copy, into itself' "$work/tree/scripts/dist.sh" "$work/tree/out"
+run 'dist of a private copy, again' "$work/tree/scripts/dist.sh" "$work/tree/out"
+check 'and those give the same bytes' "$(cat "$work/tree/out/SHA256SUMS")" "$(cat "$work/dist/SHA256SUMS")"
+mkdir "$work/tree/.git"
+PATH=$work/bin "$work/tree/scripts/dist.sh" "$work/none" >"$work/log" 2>&1
+check 'no release without the list of files' "$? $(ls "$work/none")" '127 '
 check 'gives the same bytes' "$(cat "$work/again/SHA256SUMS")" "$(cat "$work/dist/SHA256SUMS")"
 run 'the unpacked release can be installed' make -s -C "$work/unpacked/matrixfsdp-$version" install PREFIX="$work/other"
 

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <string>
 
+#include <unistd.h>
+
 namespace {
 
 class ThreadsRun : public ::testing::Test {
@@ -63,6 +65,89 @@ TEST_F(ThreadsRun, AFailureIsNamedAndTheOthersLeave) {
   EXPECT_EQ(mfsdp_threads_run(&context, &desc, third_fails, &left), MFSDP_E_FORMAT);
   EXPECT_EQ(message(), "rank 2: no such thing as 7");
   EXPECT_EQ(left, 3);
+}
+
+/* A body's own status, without a word or after an error that it got over. */
+mfsdp_status only_says_no(mfsdp_threads_rank *rank, void *user) {
+  int64_t own = 0, all[4];
+  if (rank->rank == 2) {
+    if (user != nullptr) (void)MFSDP_FAIL(&rank->context, MFSDP_E_FORMAT, "got over it");
+    return MFSDP_E_IO;
+  }
+  return rank->control.ops->allgather(rank->control.self, &rank->context, &own, sizeof(own), all,
+                                      rank->control.deadline_us);
+}
+
+TEST_F(ThreadsRun, AFailureWithoutAMessageIsTheOneToTell) {
+  int after = 1;
+  desc.threads.world = 4;
+  desc.threads.deadline_us = 600000000;
+  EXPECT_EQ(mfsdp_threads_run(&context, &desc, only_says_no, nullptr), MFSDP_E_IO);
+  EXPECT_EQ(message(), "rank 2: ended with MFSDP_E_IO and no message");
+  EXPECT_EQ(mfsdp_context_error(&context)->culprit, 2);
+  EXPECT_EQ(mfsdp_threads_run(&context, &desc, only_says_no, &after), MFSDP_E_IO);
+  EXPECT_EQ(message(),
+            "rank 2: ended with MFSDP_E_IO; its last error was MFSDP_E_FORMAT: got over it");
+}
+
+/* Rank 1 leaves; whoever waits for it blames it. */
+mfsdp_status second_leaves(mfsdp_threads_rank *rank, void *user) {
+  return rank->rank == 1 ? MFSDP_OK : only_says_no(rank, user);
+}
+
+TEST_F(ThreadsRun, TheCulpritIsKept) {
+  desc.threads.world = 2;
+  desc.threads.deadline_us = 600000000;
+  EXPECT_EQ(mfsdp_threads_run(&context, &desc, second_leaves, nullptr), MFSDP_E_PEER);
+  EXPECT_EQ(mfsdp_context_error(&context)->culprit, 1) << message();
+}
+
+/* Rank 1 fails and leaves a queue that goes on reading what its rank was given. */
+mfsdp_status keep_reading(void *user, mfsdp_error *) {
+  for (int i = 0; i < 300; ++i) {
+    const volatile int32_t *world = &static_cast<mfsdp_threads_rank *>(user)->world;
+    if (*world != 2) return MFSDP_E_STATE;
+    usleep(1);
+  }
+  return MFSDP_OK;
+}
+
+struct Left {
+  mfsdp_queue *queue = nullptr;
+  const mfsdp_backend *backend = nullptr;
+  mfsdp_threads_rank *rank = nullptr;
+};
+
+mfsdp_status leaves_a_queue(mfsdp_threads_rank *rank, void *user) {
+  Left *left = static_cast<Left *>(user);
+  const mfsdp_backend_ops *ops = rank->backend->ops;
+  if (rank->rank == 0) return only_says_no(rank, nullptr);
+  MFSDP_TRY(ops->queue_create(rank->backend->self, &rank->context, "left", &left->queue));
+  MFSDP_TRY(ops->queue_call(rank->backend->self, left->queue, keep_reading, rank));
+  left->backend = rank->backend;
+  left->rank = rank;
+  return MFSDP_FAIL(&rank->context, MFSDP_E_IO, "no more data");
+}
+
+TEST(ThreadsRunLeft, WhatTheQueuesOfAFailedBodyUseStays) {
+  static Left left; /* so that what is kept is no leak */
+  static mfsdp_context context;
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  mfsdp_threads_run_desc desc = mfsdp_threads_run_desc_default();
+  ASSERT_EQ(mfsdp_context_init(&context, &context_desc), MFSDP_OK);
+  desc.threads.world = 2;
+  desc.threads.deadline_us = 600000000;
+  desc.host.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+  EXPECT_EQ(mfsdp_threads_run(&context, &desc, leaves_a_queue, &left), MFSDP_E_IO);
+  EXPECT_STREQ(mfsdp_context_error(&context)->message, "rank 1: no more data");
+  ASSERT_NE(left.queue, nullptr);
+  const mfsdp_backend_ops *ops = left.backend->ops;
+  mfsdp_event *event = nullptr;
+  ASSERT_EQ(ops->event_create(left.backend->self, &left.rank->context, &event), MFSDP_OK);
+  ASSERT_EQ(ops->event_record(left.backend->self, left.queue, event), MFSDP_OK);
+  EXPECT_EQ(ops->event_wait(left.backend->self, &left.rank->context, event, 60000000), MFSDP_OK);
+  ops->event_destroy(left.backend->self, &left.rank->context, event);
+  ops->queue_destroy(left.backend->self, &left.rank->context, left.queue);
 }
 
 mfsdp_status forgets(mfsdp_threads_rank *rank, void *user) {
