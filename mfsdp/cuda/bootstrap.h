@@ -53,6 +53,8 @@ typedef struct mfsdp_nccl_bootstrap_desc {
   int32_t local_rank;         /* this rank's number on its host; -1: not known */
   int64_t deadline_us;        /* of NCCL's own set-up; positive */
   const ncclConfig_t *config; /* NULL: NCCL's defaults; its `blocking` is not looked at */
+  int32_t *node_of_rank;      /* world entries, out: equal for the ranks of a host, as
+                               * transport_nccl.h takes them; NULL: not wanted */
 } mfsdp_nccl_bootstrap_desc;
 
 /* Device by number on the host, which is not known; two minutes; NCCL's defaults. */
@@ -190,6 +192,16 @@ MFSDP_API mfsdp_status mfsdp__boot_compare(mfsdp_context *context, const mfsdp_c
   return MFSDP_OK;
 }
 
+/* A host's number is that of its first rank. */
+MFSDP_API void mfsdp__boot_nodes(const mfsdp__boot_place *places, int32_t world, int32_t *nodes) {
+  int32_t a, b;
+  for (b = 0; b < world; ++b) {
+    for (a = 0; places[a].host != places[b].host;)
+      ++a;
+    nodes[b] = a;
+  }
+}
+
 /* ---- the communicator ---- */
 
 MFSDP_API mfsdp_status mfsdp__boot_fail(mfsdp_context *context, ncclResult_t result,
@@ -282,6 +294,7 @@ MFSDP_API mfsdp_status mfsdp__boot_run(mfsdp_context *context, const mfsdp_contr
   MFSDP_TRY(control->ops->allgather(control->self, context, &own, sizeof(own), places,
                                     control->deadline_us));
   MFSDP_TRY(mfsdp__boot_compare(context, control, places));
+  if (desc->node_of_rank != NULL) mfsdp__boot_nodes(places, control->world, desc->node_of_rank);
   *device = own.device;
   status = mfsdp__cuda_check(context, cudaSetDevice((int)own.device), "cudaSetDevice");
   MFSDP_TRY(

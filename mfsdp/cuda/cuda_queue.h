@@ -369,7 +369,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_event_query(void *self, mfsdp_event *opaque, 
                             event == NULL ? "event" : "done");
   *done = 1;
   if (event->note == NULL) return MFSDP_OK;
-  error = cudaEventQuery(event->handle);
+  error = mfsdp__cuda_event_state(event->handle);
   *done = error == cudaSuccess;
   if (error == cudaSuccess || error == cudaErrorNotReady) return MFSDP_OK;
   return mfsdp__cuda_fail(cuda->context, error, "cudaEventQuery");
@@ -389,7 +389,7 @@ MFSDP_API mfsdp_status mfsdp__cuda_event_wait(void *self, mfsdp_context *context
   if (event == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "event_wait: event is NULL");
   if (event->note == NULL) return MFSDP_OK;
   for (;;) {
-    const cudaError_t now = cudaEventQuery(event->handle);
+    const cudaError_t now = mfsdp__cuda_event_state(event->handle);
     if (now == cudaSuccess) break;
     if (now != cudaErrorNotReady) return mfsdp__cuda_fail(context, now, "cudaEventQuery");
     if (mfsdp_clock_us() >= deadline_us)

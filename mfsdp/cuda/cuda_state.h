@@ -128,6 +128,14 @@ MFSDP_API mfsdp_status mfsdp__cuda_check(mfsdp_context *context, cudaError_t err
   return error == cudaSuccess ? MFSDP_OK : mfsdp__cuda_fail(context, error, call);
 }
 
+/* cudaEventQuery. That work is not done yet is no error, and is not to stay behind as one, where
+ * CUDA remembers it. */
+MFSDP_API cudaError_t mfsdp__cuda_event_state(cudaEvent_t event) {
+  const cudaError_t state = cudaEventQuery(event);
+  if (state == cudaErrorNotReady && cudaPeekAtLastError() == state) (void)cudaGetLastError();
+  return state;
+}
+
 MFSDP_API mfsdp_status mfsdp__cublas_check(mfsdp_context *context, cublasStatus_t error,
                                            const char *call) {
   if (error == CUBLAS_STATUS_SUCCESS) return MFSDP_OK;

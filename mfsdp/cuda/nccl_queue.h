@@ -37,7 +37,7 @@ MFSDP_API mfsdp_status mfsdp__nccl_wait_turn(mfsdp__nccl_transport *t, mfsdp_con
   mfsdp_error why;
   if (mfsdp__nccl_first_error(t, &why) != MFSDP_OK) return mfsdp__nccl_refuse(context, &why, label);
   if (mfsdp_clock_us() >= wait->deadline_us) {
-    (void)mfsdp__nccl_time_out(t, label, mfsdp_clock_us() - wait->start_us, peers, &why);
+    (void)mfsdp__nccl_time_out(t, label, mfsdp_clock_us() - wait->start_us, peers, 1, &why);
     return mfsdp_context_take_error(context, &why);
   }
   mfsdp_clock_sleep_until(mfsdp_clock_us() + wait->sleep_us);
@@ -238,11 +238,11 @@ MFSDP_API mfsdp_status mfsdp__nccl_swap_heads(mfsdp__nccl_transport *t, mfsdp_co
   MFSDP_TRY(
       mfsdp__cuda_check(context, cudaEventRecord(t->heads_came, queue->stream), "cudaEventRecord"));
   for (;;) {
-    const cudaError_t came = cudaEventQuery(t->heads_came);
+    const cudaError_t came = mfsdp__cuda_event_state(t->heads_came);
     mfsdp_error why;
     if (came == cudaSuccess) return MFSDP_OK;
     if (came != cudaErrorNotReady) return mfsdp__cuda_fail(context, came, "cudaEventQuery");
-    if (mfsdp__nccl_look(t, &why) != MFSDP_OK) return mfsdp_context_take_error(context, &why);
+    if (mfsdp__nccl_look(t, 1, &why) != MFSDP_OK) return mfsdp_context_take_error(context, &why);
     MFSDP_TRY(mfsdp__nccl_wait_turn(t, context, &wait, label, mfsdp__nccl_newest(t)->peers));
   }
 }

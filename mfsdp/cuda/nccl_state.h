@@ -251,7 +251,7 @@ MFSDP_API int mfsdp__nccl_poisoned(mfsdp__nccl_transport *t) {
 MFSDP_API mfsdp__nccl_track *mfsdp__nccl_oldest(mfsdp__nccl_transport *t) {
   while (t->track_count > 0) {
     mfsdp__nccl_track *track = &t->tracks[t->first_track];
-    if (cudaEventQuery(track->end) == cudaErrorNotReady) return track;
+    if (mfsdp__cuda_event_state(track->end) == cudaErrorNotReady) return track;
     t->first_track = (t->first_track + 1) % MFSDP__NCCL_TRACKED;
     --t->track_count;
   }
@@ -262,7 +262,7 @@ MFSDP_API mfsdp__nccl_track *mfsdp__nccl_oldest(mfsdp__nccl_transport *t) {
  * run: what stands before it in the stream is not the peers' affair. */
 MFSDP_API const mfsdp__nccl_track *mfsdp__nccl_late(mfsdp__nccl_transport *t, int64_t *waited_us) {
   mfsdp__nccl_track *track = mfsdp__nccl_oldest(t);
-  if (track == NULL || cudaEventQuery(track->begin) == cudaErrorNotReady) return NULL;
+  if (track == NULL || mfsdp__cuda_event_state(track->begin) == cudaErrorNotReady) return NULL;
   if (track->since_us == 0) track->since_us = mfsdp_clock_us();
   *waited_us = mfsdp_clock_us() - track->since_us;
   return *waited_us > t->desc.deadline_us ? track : NULL;
@@ -289,10 +289,10 @@ MFSDP_API void mfsdp__nccl_probe(mfsdp__nccl_transport *t, const uint8_t *peers,
   (void)mfsdp_context_destroy(&own);
 }
 
-/* What a rank says whose deadline has passed. NCCL does not tell which of its peers it waits for.
- * */
+/* What a rank says whose deadline has passed. NCCL does not tell which of its peers it waits for:
+ * with `asks` the control plane is asked, which may take a second. */
 MFSDP_API mfsdp_status mfsdp__nccl_time_out(mfsdp__nccl_transport *t, const char *label,
-                                            int64_t waited_us, const uint8_t *peers,
+                                            int64_t waited_us, const uint8_t *peers, int asks,
                                             mfsdp_error *why) {
   const char *separator = " for ";
   int32_t r, count = 0, last = -1;
@@ -311,14 +311,15 @@ MFSDP_API mfsdp_status mfsdp__nccl_time_out(mfsdp__nccl_transport *t, const char
   }
   if (count > 8) mfsdp__nccl_append(why, " or %d others", (int)count - 8);
   if (count == 1) why->culprit = last;
-  mfsdp__nccl_probe(t, peers, why);
+  if (asks) mfsdp__nccl_probe(t, peers, why);
   mfsdp__nccl_append(why, "%s", mfsdp__nccl_fate(t));
   why->rank = t->rank;
   return why->status;
 }
 
-/* One look, by who has the turn: NCCL's own errors, then the clock. */
-MFSDP_API mfsdp_status mfsdp__nccl_look(mfsdp__nccl_transport *t, mfsdp_error *why) {
+/* One look, by who has the turn: NCCL's own errors, then the clock. Who must not wait (`asks` 0)
+ * leaves the clock to the watching thread, if that one has somebody to ask. */
+MFSDP_API mfsdp_status mfsdp__nccl_look(mfsdp__nccl_transport *t, int asks, mfsdp_error *why) {
   ncclResult_t state = ncclSuccess;
   ncclResult_t result = ncclSuccess;
   const mfsdp__nccl_track *late;
@@ -329,9 +330,10 @@ MFSDP_API mfsdp_status mfsdp__nccl_look(mfsdp__nccl_transport *t, mfsdp_error *w
   if (result == ncclSuccess && state != ncclInProgress) result = state;
   if (result != ncclSuccess)
     return mfsdp__nccl_explain(t, result, "nccl transport", "asynchronous error", why);
+  if (!asks && t->desc.watchdog_us > 0 && t->desc.control != NULL) return MFSDP_OK;
   late = mfsdp__nccl_late(t, &waited_us);
   if (late == NULL) return MFSDP_OK;
-  return mfsdp__nccl_time_out(t, late->label, waited_us, late->peers, why);
+  return mfsdp__nccl_time_out(t, late->label, waited_us, late->peers, asks, why);
 }
 
 /* ---- the thread ---- */
@@ -342,7 +344,7 @@ MFSDP_API void mfsdp__nccl_await_kernel(mfsdp__nccl_transport *t) {
   const int64_t deadline_us = mfsdp_clock_deadline_us(t->desc.deadline_us);
   for (;;) {
     const mfsdp__nccl_track *track = mfsdp__nccl_oldest(t);
-    if (track == NULL || cudaEventQuery(track->begin) != cudaErrorNotReady ||
+    if (track == NULL || mfsdp__cuda_event_state(track->begin) != cudaErrorNotReady ||
         mfsdp_clock_us() >= deadline_us)
       return;
     mfsdp_clock_sleep_until(mfsdp_clock_us() + MFSDP__NCCL_LAST_SLEEP_US);
@@ -368,10 +370,14 @@ MFSDP_API void mfsdp__nccl_thread_turn(mfsdp__nccl_transport *t, int aborts, int
   mfsdp_error why;
   t->turn = MFSDP__NCCL_A_CALL;
   mfsdp_mutex_unlock(&t->mutex);
-  if (!*device_set) *device_set = cudaSetDevice(t->cuda->device) == cudaSuccess;
+  if (!*device_set) {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    *device_set = cudaSetDevice(t->cuda->device) == cudaSuccess;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* or a look would break others' captures */
+  }
   if (aborts) {
     mfsdp__nccl_abort(t);
-  } else if (mfsdp__nccl_look(t, &why) != MFSDP_OK) {
+  } else if (mfsdp__nccl_look(t, 1, &why) != MFSDP_OK) {
     mfsdp__nccl_poison(t, &why);
   }
   mfsdp_mutex_lock(&t->mutex);

@@ -291,7 +291,7 @@ MFSDP_API mfsdp_status mfsdp__device_settle(mfsdp__device_transport *t, mfsdp_co
     if (!t->sends_to[r]) continue;
     error = cudaStreamWaitEvent(stream, t->read[r], 0);
     if (error == cudaSuccess) continue;
-    while (cudaEventQuery(t->read[r]) == cudaErrorNotReady)
+    while (mfsdp__cuda_event_state(t->read[r]) == cudaErrorNotReady)
       mfsdp_clock_sleep_until(mfsdp_clock_us() + MFSDP__CUDA_LAST_SLEEP_US);
     status = mfsdp__cuda_fail(context, error, "cudaStreamWaitEvent");
   }

@@ -259,12 +259,13 @@ MFSDP_API mfsdp_status mfsdp__nccl_native_prepare(void *self, mfsdp_context *con
 
 /* ---- errors, registration ---- */
 
-/* The first error itself. Looks for new ones unless another thread is at NCCL just now. */
+/* The first error itself. Looks for new ones unless another thread is at NCCL just now. Asks nobody,
+ * since that takes time: only the watching thread's time-outs say who does not answer. */
 MFSDP_API mfsdp_status mfsdp__nccl_poll(void *self, mfsdp_context *context) {
   mfsdp__nccl_transport *t = (mfsdp__nccl_transport *)self;
   mfsdp_error why;
   if (mfsdp__nccl_try_turn(t)) {
-    const mfsdp_status status = mfsdp__nccl_look(t, &why);
+    const mfsdp_status status = mfsdp__nccl_look(t, 0, &why);
     mfsdp__nccl_leave(t);
     if (status != MFSDP_OK) mfsdp__nccl_poison(t, &why);
   }
@@ -292,16 +293,25 @@ MFSDP_API mfsdp_status mfsdp__nccl_register(void *self, mfsdp_context *context, 
   return status;
 }
 
-/* Before the memory is freed. After an abort there is nothing left to do. */
+/* Before the memory is freed. After an abort there is nothing left to do. E_STATE: another call has
+ * not ended by the deadline, as an abort does not while its stream hangs; the buffer must stay. */
 MFSDP_API mfsdp_status mfsdp__nccl_deregister(void *self, mfsdp_context *context, void *handle) {
   mfsdp__nccl_transport *t = (mfsdp__nccl_transport *)self;
+  const int64_t deadline_us = mfsdp_clock_deadline_us(t->desc.deadline_us);
   mfsdp_status status = MFSDP_OK;
+  int32_t taken;
   if (handle == NULL) return MFSDP_OK;
   mfsdp_mutex_lock(&t->mutex); /* poisoned or not */
   while (t->turn != MFSDP__NCCL_NOBODY)
-    (void)mfsdp_cond_wait_until(&t->cond, &t->mutex, MFSDP_DEADLINE_NEVER_US);
-  t->turn = MFSDP__NCCL_A_CALL;
+    if (!mfsdp_cond_wait_until(&t->cond, &t->mutex, deadline_us)) break;
+  taken = t->turn == MFSDP__NCCL_NOBODY;
+  if (taken) t->turn = MFSDP__NCCL_A_CALL;
   mfsdp_mutex_unlock(&t->mutex);
+  if (!taken)
+    return MFSDP_FAIL(context, MFSDP_E_STATE,
+                      "buffer_deregister: rank %d: another call of NCCL has not returned in %lld "
+                      "ms: the buffer must stay",
+                      (int)t->rank, (long long)(t->desc.deadline_us / 1000));
   if (t->comm != NULL)
     status = mfsdp__nccl_check(t, context, ncclCommDeregister(t->comm, handle), "buffer_deregister",
                                "ncclCommDeregister");
@@ -656,9 +666,14 @@ MFSDP_API mfsdp_status mfsdp__nccl_create(mfsdp_context *context, mfsdp_cuda_bac
   mfsdp_status status;
   void *table;
   *out = NULL;
-  MFSDP_TRY(mfsdp__cuda_check_device(cuda, context, "nccl transport"));
-  MFSDP_TRY(mfsdp__nccl_await_comm(context, comm, desc));
-  MFSDP_TRY(mfsdp_table_alloc(context, 1, sizeof(*t), "nccl transport", &table));
+  status = mfsdp__cuda_check_device(cuda, context, "nccl transport");
+  if (status == MFSDP_OK) status = mfsdp__nccl_await_comm(context, comm, desc);
+  if (status == MFSDP_OK)
+    status = mfsdp_table_alloc(context, 1, sizeof(*t), "nccl transport", &table);
+  if (status != MFSDP_OK) {
+    if (owns_comm) (void)(desc->nonblocking ? ncclCommAbort(comm) : ncclCommDestroy(comm));
+    return status;
+  }
   t = (mfsdp__nccl_transport *)table;
   t->desc = *desc;
   t->cuda = cuda;

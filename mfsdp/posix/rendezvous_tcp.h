@@ -149,8 +149,9 @@ MFSDP_API mfsdp_status mfsdp__hello_stale(const mfsdp__hello *mine, const mfsdp_
 /* Whether `theirs`, a rank of the same job, was started like `mine`. */
 MFSDP_API mfsdp_status mfsdp__hello_compare(const mfsdp__hello *mine, const mfsdp__hello *theirs,
                                             const char *from, mfsdp_error *why) {
+  const int32_t culprit = theirs->rank >= 0 && theirs->rank < mine->world ? theirs->rank : -1;
   if (mine->version != theirs->version)
-    return MFSDP_ERROR_SET(why, MFSDP_E_UNSUPPORTED, theirs->rank,
+    return MFSDP_ERROR_SET(why, MFSDP_E_UNSUPPORTED, culprit,
                            "rank %d at %s has MatrixFSDP %d.%d.%d, rank %d has %d.%d.%d; build all "
                            "ranks with one version",
                            (int)theirs->rank, from, (int)(theirs->version / 1000000),
@@ -158,13 +159,13 @@ MFSDP_API mfsdp_status mfsdp__hello_compare(const mfsdp__hello *mine, const mfsd
                            (int)mine->rank, (int)(mine->version / 1000000),
                            (int)(mine->version / 1000 % 1000), (int)(mine->version % 1000));
   if (mine->world != theirs->world)
-    return MFSDP_ERROR_SET(why, MFSDP_E_MISMATCH, theirs->rank,
+    return MFSDP_ERROR_SET(why, MFSDP_E_MISMATCH, culprit,
                            "rank %d at %s was started for %d ranks, rank %d for %d; start all with "
                            "one world size (WORLD_SIZE, srun -n)",
                            (int)theirs->rank, from, (int)theirs->world, (int)mine->rank,
                            (int)mine->world);
   if (mine->limit != theirs->limit)
-    return MFSDP_ERROR_SET(why, MFSDP_E_MISMATCH, theirs->rank,
+    return MFSDP_ERROR_SET(why, MFSDP_E_MISMATCH, culprit,
                            "rank %d at %s has control_nbytes %llu, rank %d has %llu; they must be "
                            "equal",
                            (int)theirs->rank, from, (unsigned long long)theirs->limit,

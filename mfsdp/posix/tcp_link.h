@@ -408,9 +408,10 @@ MFSDP_API void mfsdp__tcp_take(mfsdp__tcp *tcp, mfsdp__tcp_link *link) {
     break;
   case MFSDP__TCP_RESULT:
     if (tcp->poisoned) break;
-    if (link->in_number != tcp->generation)
+    if (link->in_number == tcp->generation)
+      tcp->done = 1;
+    else
       mfsdp__tcp_distrust(tcp, link, "the result of another call");
-    tcp->done = 1;
     break;
   case MFSDP__TCP_NOTICE: mfsdp__tcp_take_notice(tcp, link); break;
   case MFSDP__TCP_TABLE:

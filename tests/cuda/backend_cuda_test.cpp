@@ -11,6 +11,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 namespace {
 
 using test::Buffer;
@@ -277,6 +280,33 @@ TEST(CudaQueue, KernelsBehindAFailureDoNothing) {
   rig.renew_queue();
   EXPECT_EQ(y.read(), std::vector<float>(4, 2.0f));
   EXPECT_EQ(slots.read()[0], 5.0);
+}
+
+/* Work that is not done is no error, and none that the caller's own checks find; an error of the
+ * caller's stays. */
+TEST(CudaQueue, LooksAtEventsLeaveNoErrorBehind) {
+  Rig rig(cuda_kind());
+  std::atomic<bool> open{false};
+  std::atomic<bool> *gate = &open;
+  int32_t done = 1;
+  const auto wait = [](void *argument) {
+    while (!static_cast<std::atomic<bool> *>(argument)->load())
+      std::this_thread::yield();
+  };
+  ASSERT_EQ(cudaLaunchHostFunc(mfsdp_cuda_queue_stream(rig.queue), wait, gate), cudaSuccess);
+  ASSERT_EQ(rig.ops->event_record(rig.self, rig.queue, rig.event), MFSDP_OK);
+  ASSERT_EQ(rig.ops->event_query(rig.self, rig.event, &done), MFSDP_OK);
+  EXPECT_EQ(done, 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(rig.ops->event_wait(rig.self, &rig.context, rig.event, 1000), MFSDP_E_TIMEOUT);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  open = true;
+  EXPECT_EQ(rig.sync(), MFSDP_OK) << rig.message();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(cudaSetDevice(99), cudaErrorInvalidDevice);
+  EXPECT_EQ(rig.ops->event_query(rig.self, rig.event, &done), MFSDP_OK);
+  EXPECT_EQ(done, 1);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice) << "the caller's own";
 }
 
 /* Queues hand buffers to and fro, ordered by events alone: for the thread sanitizer. */

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace {
 std::atomic<bool> one_bus(false); /* of all devices; else each has its own */
@@ -157,6 +158,36 @@ TEST(Bootstrap, OverTcpToATransport) {
   EXPECT_TRUE(result.ok()) << result.text();
   EXPECT_EQ(cudasim::nccl_communicators(), 0);
   EXPECT_EQ(cudasim::complaints(), "");
+}
+
+/* A control plane that says of ranks 2 and 3 that they are on another host. */
+mfsdp_status two_hosts(void *self, mfsdp_context *context, const void *in, std::size_t nbytes,
+                       void *out, int64_t timeout_us) {
+  const mfsdp_control *control = static_cast<const mfsdp_control *>(self);
+  MFSDP_TRY(control->ops->allgather(control->self, context, in, nbytes, out, timeout_us));
+  if (nbytes != sizeof(mfsdp__boot_place)) return MFSDP_OK;
+  for (int32_t r = 2; r < control->world; ++r)
+    static_cast<mfsdp__boot_place *>(out)[r].host += 1;
+  return MFSDP_OK;
+}
+
+TEST(Bootstrap, SaysWhichRanksShareAHost) {
+  cudasim::set_device_count(4);
+  const RanksResult result = run_ranks(RanksOptions(4), [](Rank &rank) {
+    int32_t nodes[4] = {-1, -1, -1, -1};
+    mfsdp_control_ops ops = *rank.control.ops;
+    mfsdp_control control = rank.control;
+    ops.allgather = two_hosts;
+    control.ops = &ops;
+    control.self = &rank.control;
+    const mfsdp_status status = bootstrap(
+        rank, control,
+        [&nodes](Rank &, mfsdp_nccl_bootstrap_desc &desc) { desc.node_of_rank = nodes; }, nullptr);
+    EXPECT_EQ(std::vector<int32_t>(nodes, nodes + 4), (std::vector<int32_t>{0, 0, 2, 2}));
+    return status;
+  });
+  cudasim::set_device_count(1);
+  EXPECT_TRUE(result.ok()) << result.text();
 }
 
 /* ---- devices: fault f5 ---- */

@@ -63,6 +63,12 @@ mfsdp_nccl_transport_desc desc_of(const Rank &rank) {
   return desc;
 }
 
+/* All ranks; beyond the short deadline of the world. */
+mfsdp_status meet(Rank &rank) {
+  return rank.control.ops->allgather(rank.control.self, &rank.context, nullptr, 0, nullptr,
+                                     20 * 1000000);
+}
+
 /* ---- what arrives ---- */
 
 TEST(TransportNccl, OneCopyBetweenTwoRanks) {
@@ -435,6 +441,41 @@ TEST(TransportNccl, RegistrationsEndWithAnAbortedCommunicator) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+#if !defined(MFSDP_TEST_HARDWARE)
+/* An abort that does not return, since something of the caller's stands before the kernels: the
+ * handle cannot be given back yet, which is said by the deadline. */
+TEST(TransportNccl, DeregisterDoesNotWaitForAnAbortForEver) {
+  const RanksResult result = run_ranks(nccl_ranks(2, true, kShortUs), [](Rank &rank) {
+    const mfsdp_transport &t = rank.transport;
+    Block block(&rank, 64);
+    void *handle = nullptr;
+    std::atomic<bool> open{false};
+    if (rank.rank == 1) return meet(rank);
+    MFSDP_TRY(t.ops->buffer_register(t.self, &rank.context, block.data(), 64, &handle));
+    const auto gate = [](void *argument) {
+      const int64_t give_up_us = mfsdp_clock_us() + 2 * kSlackUs;
+      while (!*static_cast<std::atomic<bool> *>(argument) && mfsdp_clock_us() < give_up_us)
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+    };
+    EXPECT_EQ(cudaLaunchHostFunc(mfsdp_cuda_queue_stream(rank.queue), gate, &open), cudaSuccess);
+    MFSDP_TRY(rank.submit({receive_from(1, block.data(), 8)}, "never"));
+    t.ops->poison(t.self, nullptr);
+    while (!state_of(rank)->note->failed_at)
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000); /* the abort has begun */
+    const int64_t start_us = mfsdp_clock_us();
+    EXPECT_EQ(t.ops->buffer_deregister(t.self, &rank.context, handle), MFSDP_E_STATE);
+    expect_part(rank.context.error.message, "buffer_deregister: rank 0: another call of NCCL has");
+    EXPECT_LT(mfsdp_clock_us() - start_us, kShortUs + kSlackUs);
+    open = true;
+    EXPECT_EQ(rank.finish(), MFSDP_E_POISONED);
+    while (t.ops->buffer_deregister(t.self, &rank.context, handle) != MFSDP_OK)
+      continue;
+    return meet(rank);
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+#endif
+
 /* ---- wrap ---- */
 
 TEST(TransportNccl, WrapRejectsDescriptions) {
@@ -595,6 +636,33 @@ TEST(TransportNccl, ACapturedStreamIsRefused) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+/* The watching thread looks at a group's events while the caller captures what has nothing to do
+ * with it. */
+TEST(TransportNccl, TheWatchingThreadBreaksNoCapture) {
+  NEEDS_DEVICES(2);
+  const RanksResult result = run_ranks(nccl_ranks(2), [](Rank &rank) {
+    cudaStream_t stream;
+    cudaGraph_t graph = nullptr;
+    Block block(&rank, 8);
+    if (rank.rank == 0) {
+      MFSDP_TRY(rank.submit({receive_from(1, block.data(), 8)}, "waiting"));
+      EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + 100000); /* five looks */
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+      if (graph != nullptr) {
+        EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      }
+      EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    }
+    MFSDP_TRY(rank.barrier());
+    if (rank.rank == 1) MFSDP_TRY(rank.submit({send_to(0, block.data(), 8)}, "waiting"));
+    return rank.finish();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 TEST(TransportNccl, TheBackendGoesLast) {
   const RanksResult result = run_ranks(nccl_ranks(1), [](Rank &rank) {
     rank.backend->ops->queue_destroy(rank.backend->self, &rank.context, rank.queue);
@@ -720,6 +788,28 @@ TEST(TransportNccl, SplitByColorInTheOrderOfKeys) {
   }
 }
 
+#if !defined(MFSDP_TEST_HARDWARE)
+/* The communicator is ours before there is a transport. */
+TEST(TransportNccl, ASplitThatFailsLeavesNoCommunicator) {
+  for (bool nonblocking : {true, false}) {
+    RanksOptions options = nccl_ranks(1, nonblocking);
+    test::FaultAllocator *memory = nullptr;
+    options.before = [&memory](int32_t, test::FaultAllocator *allocator) { memory = allocator; };
+    const RanksResult result = run_ranks(options, [&memory](Rank &rank) {
+      const mfsdp_transport &t = rank.transport;
+      mfsdp_transport part;
+      const int64_t communicators = cudasim::nccl_communicators();
+      memory->fail_at(0);
+      EXPECT_EQ(t.ops->split(t.self, &rank.context, 0, 0, &part), MFSDP_E_MEMORY);
+      memory->fail_at(-1);
+      EXPECT_EQ(cudasim::nccl_communicators(), communicators);
+      return MFSDP_OK;
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
+}
+#endif
+
 /* ---- disagreement (fault b3) ---- */
 
 TEST(TransportNccl, WithCheckWordsSizesThatDifferAreAnErrorOnBothSides) {
@@ -816,13 +906,7 @@ TEST(TransportNccl, ADeadlockNamesBothSides) {
 
 /* ---- failure ---- */
 
-/* All ranks; beyond the short deadline of the world. */
-mfsdp_status meet(Rank &rank) {
-  return rank.control.ops->allgather(rank.control.self, &rank.context, nullptr, 0, nullptr,
-                                     20 * 1000000);
-}
-
-/* The same, and what went wrong before it. */
+/* All ranks, and what went wrong before it. */
 mfsdp_status meet_with(Rank &rank, const mfsdp_error &why) {
   MFSDP_TRY(meet(rank));
   return mfsdp_context_take_error(&rank.context, &why);
@@ -881,6 +965,55 @@ TEST(TransportNccl, PollFindsAGroupThatIsLate) {
   });
   EXPECT_TRUE(result.clean()) << result.text();
   EXPECT_EQ(result[0].status, MFSDP_E_TIMEOUT) << result.text();
+}
+
+/* A second's question: nobody answers. */
+mfsdp_status slow_probe(void *, mfsdp_context *, uint8_t *, int64_t timeout_us) {
+  mfsdp_clock_sleep_until(mfsdp_clock_us() + timeout_us);
+  return MFSDP_OK;
+}
+
+/* Who is there is asked by the watching thread alone. */
+TEST(TransportNccl, PollNeverWaits) {
+  NEEDS_DEVICES(2);
+  for (int64_t watchdog_us : {0, 20000}) {
+    RanksOptions options = nccl_ranks(2, true, kShortUs);
+    std::atomic<bool> over{false};
+    options.nccl.watchdog_us = watchdog_us;
+    const RanksResult result = run_ranks(options, [&over](Rank &rank) {
+      const mfsdp_transport &t = rank.transport;
+      Block block(&rank, 8);
+      if (rank.rank == 1) {
+        while (!over)
+          mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+        return MFSDP_OK;
+      }
+      mfsdp_control_ops ops = *rank.control.ops;
+      mfsdp_control slow = rank.control;
+      ops.probe = slow_probe;
+      slow.ops = &ops;
+      state_of(rank)->desc.control = &slow;
+      MFSDP_TRY(rank.submit({receive_from(1, block.data(), 8)}, "gather blocks.3"));
+      const int64_t give_up_us = mfsdp_clock_us() + kShortUs + 2 * kSlackUs;
+      int64_t longest_us = 0;
+      mfsdp_status status = MFSDP_OK;
+      while (status == MFSDP_OK && mfsdp_clock_us() < give_up_us) {
+        const int64_t start_us = mfsdp_clock_us();
+        status = t.ops->poll(t.self, &rank.context);
+        longest_us = std::max(longest_us, mfsdp_clock_us() - start_us);
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+      }
+      over = true;
+      EXPECT_LT(longest_us, 900000);
+      (void)rank.finish(); /* the thread is through with it */
+      state_of(rank)->desc.control = &rank.control;
+      return status;
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    EXPECT_EQ(result[0].status, MFSDP_E_TIMEOUT) << result.text();
+    EXPECT_EQ(result[0].error.culprit, 1);
+    if (watchdog_us > 0) expect_part(result[0].error.message, "; rank 1 does not answer");
+  }
 }
 
 /* The batch has other peers too; the control plane knows who has left. */

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 
 #include <cerrno>
 #include <chrono>
@@ -34,6 +35,9 @@ struct Op {
 
 struct Graph {
   std::vector<std::shared_ptr<Op>> ops;
+  std::thread::id thread; /* that captures it */
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  bool broken = false;
 };
 
 struct Stream {
@@ -99,6 +103,7 @@ Machine &machine() {
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local bool in_host_function = false;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 void device_access(bool allowed) {
 #if defined(PKEY_DISABLE_ACCESS)
@@ -512,6 +517,10 @@ cudaError_t cudaGetLastError(void) {
   return error;
 }
 
+cudaError_t cudaPeekAtLastError(void) {
+  return last_error;
+}
+
 const char *cudaGetErrorName(cudaError_t error) {
   switch (error) {
   case cudaSuccess: return "cudaSuccess";
@@ -526,6 +535,7 @@ const char *cudaGetErrorName(cudaError_t error) {
   case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
   case cudaErrorNotPermitted: return "cudaErrorNotPermitted";
   case cudaErrorNotReady: return "cudaErrorNotReady";
+  case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
   case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
   default: return "cudaErrorUnknown";
   }
@@ -783,6 +793,23 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   }));
 }
 
+/* With the lock: a call that captures forbid, their own thread's or any other's, breaks them. */
+static bool breaks_captures() {
+  bool breaks = false;
+  for (Stream *stream : machine().streams) {
+    if (stream->capture == nullptr || !stream->capture_origin) continue;
+    Graph &graph = *stream->capture;
+    const bool own = graph.thread == std::this_thread::get_id();
+    if (capture_mode == cudaStreamCaptureModeRelaxed) continue;
+    if (own ? graph.mode == cudaStreamCaptureModeRelaxed
+            : graph.mode != cudaStreamCaptureModeGlobal ||
+                  capture_mode != cudaStreamCaptureModeGlobal)
+      continue;
+    graph.broken = breaks = true;
+  }
+  return breaks;
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   CUDASIM_ENTER(cudaErrorUnknown);
   std::shared_ptr<EventState> state = event->state;
@@ -790,7 +817,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   {
     Quiet quiet;
     std::lock_guard<std::mutex> lock(machine().mutex);
-    if (state->passed < state->recorded) return cudaErrorNotReady;
+    if (breaks_captures()) return note(cudaErrorStreamCaptureUnsupported);
+    if (state->passed < state->recorded) return note(cudaErrorNotReady); /* and stays, as in CUDA */
     version = state->recorded;
   }
   if (version > 0) acquire(&state->edge[version % 8]);
@@ -801,13 +829,19 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
   CUDASIM_ENTER(cudaErrorUnknown);
-  (void)mode;
   const cudaError_t error = check_stream(handle);
   if (error != cudaSuccess) return note(error);
   Quiet quiet;
   std::lock_guard<std::mutex> lock(machine().mutex);
   stream_of(handle)->capture = std::make_shared<Graph>();
+  stream_of(handle)->capture->thread = std::this_thread::get_id();
+  stream_of(handle)->capture->mode = mode;
   stream_of(handle)->capture_origin = true;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+  std::swap(capture_mode, *mode);
   return cudaSuccess;
 }
 
@@ -824,6 +858,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *out) {
   for (Stream *other : m.streams)
     if (other->capture == graph) other->capture.reset();
   stream->capture_origin = false;
+  *out = nullptr;
+  if (graph->broken) return note(cudaErrorStreamCaptureInvalidated);
   *out = new CUgraph_st{graph};
   return cudaSuccess;
 }

@@ -490,6 +490,25 @@ void expect_refused_at_1(const std::string &bytes, mfsdp_status status, const st
   EXPECT_LT(rank.waited_us, kSlackUs);
 }
 
+/* Whatever a process says of itself, who looks the culprit up in a table of ranks finds an entry. */
+TEST(TcpControl, TheCulpritIsARankOfThisWorldOrNobody) {
+  const std::vector<std::string> hellos = {hello(1000000, 3), hello(-7, 2, "", 8),
+                                           hello(2, 2, "", 16384, 5)};
+  for (const std::string &bytes : hellos) {
+    const Listener listener = make_listener();
+    Rank rank(0, 2, listener.port);
+    rank.desc.listener = listener.fd;
+    std::thread thread([&rank] { run_rank(rank, [](Rank &) { return MFSDP_OK; }); });
+    const int fd = raw_connect(listener.port);
+    raw_send(fd, bytes);
+    thread.join();
+    close(fd);
+    EXPECT_TRUE(rank.status == MFSDP_E_MISMATCH || rank.status == MFSDP_E_UNSUPPORTED)
+        << rank.message();
+    EXPECT_EQ(rank.error.culprit, -1) << rank.message();
+  }
+}
+
 TEST(TcpControl, WhatARankMayFindAtThePort) {
   expect_refused_at_1("HTTP/1.1 400 Bad\x1b[2J\r\n", MFSDP_E_FORMAT, "it says \"HTTP/1.1 400 Bad?");
   std::string other = hello(0, 2);
@@ -831,6 +850,22 @@ TEST(TcpControl, AnErrorBehindTheResultIsTheNextCalls) {
   close(listener.fd);
   EXPECT_EQ(rank.status, MFSDP_E_POISONED);
   expect_part(rank.message(), "refused after the first error (MFSDP_E_BACKEND, noticed by rank 0)");
+}
+
+/* What is not this call's result is none, whatever its length. */
+TEST(TcpControl, TheResultOfAnotherCallIsNone) {
+  const Listener listener = make_listener();
+  Rank rank(1, 2, listener.port);
+  std::thread thread([&rank] { run_rank(rank, [](Rank &r) { return r.barrier(); }); });
+  const int fd = accept(listener.fd, nullptr, nullptr);
+  raw_send(fd, hello(0, 2) + frame(MFSDP__TCP_WELCOME, 0));
+  (void)raw_receive(fd, MFSDP__HELLO_NBYTES + MFSDP__TCP_HEAD_NBYTES);
+  raw_send(fd, frame(MFSDP__TCP_RESULT, 7));
+  thread.join();
+  close(fd);
+  close(listener.fd);
+  EXPECT_EQ(rank.status, MFSDP_E_FORMAT);
+  expect_part(rank.message(), "sent the result of another call (kind 2, number 7, 0 bytes)");
 }
 
 TEST(TcpControl, TimeOutNamesAllWhoDidNotCome) {

@@ -16,6 +16,7 @@ typedef struct nccl_process {
   ncclComm_t comm;            /* NULL: none, or aborted */
   int32_t aborted;            /* by the transport */
   mfsdp_transport *transport; /* the rank's, while there is one */
+  int32_t *node_of_rank;      /* which ranks share a host */
 } nccl_process;
 
 static int64_t deadline_us(const gpt_job *job) {
@@ -37,6 +38,11 @@ static int nccl_open(gpt_job *job, mfsdp_context *context, gpt_error *error) {
                     "--ranks is %d, and of launcher %s there are %d processes; leave --ranks out, "
                     "or use torchrun, srun or mpirun (examples/launch)",
                     (int)o->ranks, own->launch.launcher, (int)own->launch.world);
+  own->node_of_rank = (int32_t *)calloc((size_t)own->launch.world, sizeof(*own->node_of_rank));
+  if (own->node_of_rank == NULL) {
+    (void)gpt_fail(error, "out of memory for NCCL");
+    return 1;
+  }
   o->ranks = own->launch.world;
   job->processes = 1;
   job->process_rank = own->launch.rank;
@@ -58,6 +64,7 @@ static void nccl_close(gpt_job *job, mfsdp_context *context, int status) {
     }
     (void)(state == ncclSuccess ? ncclCommDestroy(own->comm) : ncclCommAbort(own->comm));
   }
+  free(own->node_of_rank);
   free(own);
   job->cuda = NULL;
 }
@@ -79,6 +86,7 @@ static mfsdp_status nccl_meet(gpt_rank *rank) {
   MFSDP_TRY(mfsdp_tcp_control_create(&rank->context, &tcp, &rank->control));
   boot.local_rank = own->launch.local_rank;
   boot.deadline_us = deadline_us(job);
+  boot.node_of_rank = own->node_of_rank;
   return mfsdp_nccl_bootstrap(&rank->context, &rank->control, &boot, &rank->gpu, &own->comm);
 }
 
@@ -91,6 +99,7 @@ static mfsdp_status nccl_create(gpt_rank *rank) {
   desc.deadline_us = deadline_us(rank->job);
   desc.aborted = &own->aborted;
   desc.control = &rank->control;
+  desc.node_of_rank = own->node_of_rank;
   own->transport = &rank->transport;
   return mfsdp_nccl_transport_wrap(&rank->context, gpt_rank_cuda_backend(rank), own->comm, &desc,
                                    &rank->transport);
