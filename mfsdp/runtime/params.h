@@ -96,7 +96,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
       return MFSDP_FAIL(rt->context, MFSDP_E_STATE, "init: unit %d is acquired", (int)i);
   mfsdp__unit_drop_unacquired(rt);
   /* What was gathered ahead and is now dropped may still be on its way out of the masters. */
-  MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
   MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_PINNED,
                                MFSDP_MEMORY_STAGING, &host));
   status = mfsdp_buffer_alloc(rt->context, rt->backend, rt->copy.nbytes > 0 ? nbytes : 0,
