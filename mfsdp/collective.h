@@ -282,6 +282,20 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
   return status;
 }
 
+/* Where in the full buffer a rank's segment stands as a whole, or -1. */
+MFSDP_API int64_t mfsdp__coll_in_place(const mfsdp_layout *layout, int32_t rank) {
+  int64_t place = -1;
+  int32_t i;
+  for (i = 0; i < layout->extent_count; ++i) {
+    const mfsdp_extent *e = &layout->extents[i];
+    const int64_t shift = e->unit_offset - e->shard_offset;
+    if (e->owner != rank || e->count == 0) continue;
+    if (shift < 0 || (place >= 0 && shift != place)) return -1;
+    place = shift;
+  }
+  return place;
+}
+
 /*
  * Emits the list of a collective. COMPLETE. Every rank calls it with the same layout. E_ARGUMENT,
  * E_UNSUPPORTED and E_OVERFLOW before anything is allocated (but for E_UNSUPPORTED of a transport
@@ -324,6 +338,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   coll->full_count = desc->layout->full_count;
   coll->identity = mfsdp__coll_identity(desc);
   coll->segment_count = own;
+  coll->in_place = mfsdp__coll_in_place(desc->layout, desc->transport->rank);
   coll->workspace_nbytes = workspace_nbytes;
 
   coll->begin = mfsdp_trace_mark_make(context, 1, "communication", desc->label);
@@ -453,12 +468,32 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
   return status;
 }
 
+/* Whether two pieces of memory have a byte in common. */
+MFSDP_API int mfsdp__coll_overlap(const void *a, size_t a_nbytes, const void *b, size_t b_nbytes) {
+  const uintptr_t from = (uintptr_t)a, other = (uintptr_t)b;
+  if (a_nbytes == 0 || b_nbytes == 0) return 0;
+  return from < other ? other - from < a_nbytes : from - other < b_nbytes;
+}
+
+/* E_ARGUMENT: a buffer lies in the full one, and not in place. */
+MFSDP_API mfsdp_status mfsdp__coll_apart(mfsdp_context *context, const mfsdp_coll *coll,
+                                         const void *full, const void *buffer, size_t nbytes,
+                                         const char *what, int in_place) {
+  const size_t element = mfsdp_dtype_nbytes(coll->dtype);
+  const unsigned char *start = (const unsigned char *)full;
+  if (!mfsdp__coll_overlap(full, (size_t)coll->full_count * element, buffer, nbytes))
+    return MFSDP_OK;
+  if (in_place && coll->in_place >= 0 && start + (size_t)coll->in_place * element == buffer)
+    return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s overlaps the full buffer%s", coll->label,
+                    what, in_place ? ", and not at its place" : "");
+}
+
 /*
  * full = every owner's segment. `shard`: this rank's segment, DEVICE, layout dtype, may be NULL
  * when it is empty; `full`: the unit's buffer, DEVICE; elements outside all extents are left alone.
- * `shard` may lie inside `full` at its place (in place); any other overlap is undefined. ENQUEUED:
- * both must live
- * until an event recorded later on `queue` has passed.
+ * `shard` may lie inside `full` at its place (in place); any other overlap is E_ARGUMENT. ENQUEUED:
+ * both must live until an event recorded later on `queue` has passed.
  */
 MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *shard, void *full) {
@@ -469,6 +504,9 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
   if ((coll->segment_count > 0 && shard == NULL) || (coll->full_count > 0 && full == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL but has elements", coll->label,
                       full == NULL ? "full" : "shard");
+  MFSDP_TRY(mfsdp__coll_apart(context, coll, full, shard,
+                              (size_t)coll->segment_count * mfsdp_dtype_nbytes(coll->dtype),
+                              "shard", 1));
   memset(&run, 0, sizeof(run));
   run.context = context;
   run.coll = coll;
@@ -483,13 +521,16 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
  * accumulator (+)= sum over ranks of this rank's segment of `full`, by DIRECT in rank order. `full`: this
  * rank's contribution to the whole unit, DEVICE, layout dtype; read only. `accumulator`: fp32,
  * DEVICE, this rank's segment, NULL when empty; with `first` != 0 the chain starts from rank 0's
- * term, otherwise from what is there. `workspace`: DEVICE, mfsdp_coll_workspace_nbytes. ENQUEUED.
+ * term, otherwise from what is there. `workspace`: DEVICE, mfsdp_coll_workspace_nbytes. None of the
+ * three may overlap (E_ARGUMENT). ENQUEUED.
  */
 MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *full, float *accumulator, int32_t first,
                                     void *workspace) {
   mfsdp__coll_run run;
+  size_t sums_nbytes;
   if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "reduce: coll is NULL");
+  sums_nbytes = (size_t)coll->segment_count * sizeof(float);
   if (coll->kind != MFSDP_COLL_REDUCE)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a gather, not a reduce", coll->label);
   if ((coll->full_count > 0 && full == NULL) || (coll->segment_count > 0 && accumulator == NULL) ||
@@ -498,6 +539,12 @@ MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mf
                       full == NULL          ? "full"
                       : accumulator == NULL ? "accumulator"
                                             : "workspace");
+  MFSDP_TRY(mfsdp__coll_apart(context, coll, full, accumulator, sums_nbytes, "accumulator", 0));
+  MFSDP_TRY(
+      mfsdp__coll_apart(context, coll, full, workspace, coll->workspace_nbytes, "workspace", 0));
+  if (mfsdp__coll_overlap(accumulator, sums_nbytes, workspace, coll->workspace_nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: accumulator overlaps the workspace",
+                      coll->label);
   memset(&run, 0, sizeof(run));
   run.context = context;
   run.coll = coll;

@@ -1352,6 +1352,34 @@ TEST_F(CollectiveRules, ReduceBuffers) {
   expect_message("workspace is NULL");
   EXPECT_TRUE(mock_->record().empty());
 }
+TEST_F(CollectiveRules, BuffersThatOverlap) {
+  std::vector<float> full(640 + 384), sums(384), workspace(1 << 16);
+  const int64_t place = 128; /* of both extents, 384 elements */
+  desc_.kind = MFSDP_COLL_GATHER;
+  ASSERT_EQ(create(), MFSDP_OK);
+  for (int64_t wrong : {int64_t(0), place - 1, place + 1, int64_t(639)}) {
+    EXPECT_EQ(mfsdp_gather(&context_, coll_, queue_, full.data() + wrong, full.data()),
+              MFSDP_E_ARGUMENT);
+    expect_message("shard overlaps the full buffer, and not at its place");
+  }
+  EXPECT_TRUE(mock_->record().empty());
+  EXPECT_EQ(mfsdp_gather(&context_, coll_, queue_, full.data() + place, full.data()), MFSDP_OK);
+  EXPECT_EQ(mfsdp_gather(&context_, coll_, queue_, full.data() + 640, full.data()), MFSDP_OK);
+  mfsdp_coll_destroy(&context_, coll_);
+  desc_.kind = MFSDP_COLL_REDUCE;
+  ASSERT_EQ(create(), MFSDP_OK);
+  EXPECT_EQ(
+      mfsdp_reduce(&context_, coll_, queue_, full.data(), full.data() + place, 1, workspace.data()),
+      MFSDP_E_ARGUMENT);
+  expect_message("accumulator overlaps the full buffer");
+  EXPECT_EQ(mfsdp_reduce(&context_, coll_, queue_, full.data(), sums.data(), 1, full.data() + 1),
+            MFSDP_E_ARGUMENT);
+  expect_message("workspace overlaps the full buffer");
+  EXPECT_EQ(
+      mfsdp_reduce(&context_, coll_, queue_, full.data(), workspace.data(), 1, workspace.data()),
+      MFSDP_E_ARGUMENT);
+  expect_message("accumulator overlaps the workspace");
+}
 /* A rank that owns nothing passes no shard and no workspace. */
 TEST_F(CollectiveRules, EmptyRanksPassNull) {
   float data[1024] = {0.0f};
@@ -1368,12 +1396,12 @@ TEST_F(CollectiveRules, FailedSubmissionsAreReportedAndNotCounted) {
   std::vector<float> data(4096, 0.0f);
   ASSERT_EQ(create(), MFSDP_OK);
   mock_->fail_submit_at(0);
-  EXPECT_EQ(mfsdp_reduce(&context_, coll_, queue_, data.data(), data.data() + 2000, 1,
+  EXPECT_EQ(mfsdp_reduce(&context_, coll_, queue_, data.data(), data.data() + 3000, 1,
                          data.data() + 1000),
             MFSDP_E_PEER);
   expect_message("injected failure of layer 3");
   EXPECT_EQ(context_.counters.sent[MFSDP_TRAFFIC_REDUCE].wire_nbytes, 0u);
-  EXPECT_EQ(mfsdp_reduce(&context_, coll_, queue_, data.data(), data.data() + 2000, 1,
+  EXPECT_EQ(mfsdp_reduce(&context_, coll_, queue_, data.data(), data.data() + 3000, 1,
                          data.data() + 1000),
             MFSDP_E_POISONED);
 }

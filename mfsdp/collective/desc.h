@@ -123,6 +123,7 @@ typedef struct mfsdp_coll {
   int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
   size_t workspace_nbytes;
   int64_t segment_count, full_count; /* of this rank, of the unit; elements */
+  int64_t in_place; /* where in the full buffer the segment may lie, elements; -1: nowhere */
   uint64_t sequence;                 /* runs so far: part of the check word */
   uint64_t identity;                 /* hash of what every rank must agree on */
   mfsdp_trace_mark begin, end;       /* in queue order: what the trace shows is when it ran */
