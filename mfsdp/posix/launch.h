@@ -20,9 +20,9 @@
  * scripts export by hand: where they disagree with the Open MPI or MPICH that started the process,
  * that is an error. A variable that is there must be a number that makes sense; half a launcher is
  * an error that names the missing variable.
- * Also: where rank 0 listens (MASTER_ADDR, MASTER_PORT), which job this is (the launcher's number
- * of it), and which device of its host is a rank's.
- * Does not: find peers, or set anything. Link flags: none.
+ * Also: where rank 0 listens (MASTER_ADDR, MASTER_PORT), and which job this is (the launcher's number
+ * of it).
+ * Does not: find peers, choose devices (cuda/bootstrap.h), or set anything. Link flags: none.
  */
 #ifndef MFSDP_POSIX_LAUNCH_H
 #define MFSDP_POSIX_LAUNCH_H
@@ -244,35 +244,6 @@ MFSDP_API mfsdp_status mfsdp_launch_job(mfsdp_context *context, const mfsdp_laun
       mfsdp__launch_job_part(get(user, names[i][k]), job, job_nbytes, &used, &hash);
   if (used >= job_nbytes)
     (void)snprintf(job + job_nbytes - 18, 18, "#%016llx", (unsigned long long)hash);
-  return MFSDP_OK;
-}
-
-/*
- * Which of device_count devices of this host is the rank's: that of its number on the host. COMPLETE.
- * E_ARGUMENT: the launcher did not say the number and there are several ranks (two of one host would
- * share device 0), or it has no device.
- */
-MFSDP_API mfsdp_status mfsdp_launch_device(mfsdp_context *context, const mfsdp_launch *launch,
-                                           int32_t device_count, int32_t *device) {
-  if (launch == NULL || device == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: launch or device is NULL");
-  *device = 0;
-  if (device_count < 1)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: this host has no device");
-  if (launch->local_rank < 0 && launch->world <= 1) return MFSDP_OK;
-  if (launch->local_rank < 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "launch: %s did not say which rank of its host rank %d is: two of one host "
-                      "would share a device; set LOCAL_RANK, or name the device",
-                      launch->launcher, (int)launch->rank);
-  if (launch->local_rank >= device_count)
-    return MFSDP_FAIL(
-        context, MFSDP_E_ARGUMENT,
-        "launch: rank %d is number %d on its host, which has %d device%s; start fewer "
-        "ranks there, or name the device",
-        (int)launch->rank, (int)launch->local_rank, (int)device_count,
-        device_count == 1 ? "" : "s");
-  *device = launch->local_rank;
   return MFSDP_OK;
 }
 

@@ -230,26 +230,6 @@ TEST(Launch, TheJobIsWhatItsLauncherCallsIt) {
             std::string::npos);
 }
 
-/* Fault f5: two ranks of a host took device 0. */
-TEST(Launch, ADeviceIsOneRanks) {
-  int32_t device;
-  const auto ask = [&](Environment environment, int32_t count) {
-    return message_of([&](mfsdp_context *context) {
-      mfsdp_launch launch;
-      MFSDP_TRY(mfsdp_launch_read(context, look_up, &environment, &launch));
-      return mfsdp_launch_device(context, &launch, count, &device);
-    });
-  };
-  EXPECT_EQ(ask(kTorchrun, 8), "");
-  EXPECT_EQ(device, std::stoi(kTorchrun.at("LOCAL_RANK")));
-  EXPECT_EQ(ask({}, 1), "");
-  EXPECT_EQ(device, 0);
-  EXPECT_NE(ask({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, 8).find("set LOCAL_RANK"), std::string::npos);
-  EXPECT_NE(ask(with(kTorchrun, {{"LOCAL_RANK", "3"}}), 2).find("which has 2 devices"),
-            std::string::npos);
-  EXPECT_NE(ask({}, 0).find("no device"), std::string::npos);
-}
-
 TEST(Launch, TheEnvironmentItself) {
   mfsdp_context context;
   mfsdp_launch launch;
