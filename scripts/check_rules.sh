@@ -296,8 +296,14 @@ rule_state() {
 
 rule_symbols() {
   compiled symbols || return 0
-  # The toolkit's headers define functions too: those that are there without ours are theirs.
-  grep -hE '^[ \t]*#[ \t]*include[ \t]*<(cu|nccl|netinet)' $headers | LC_ALL=C sort -u >"$tmp/vendor.c"
+  # The toolkit's and the system's headers define functions too: those that are there without ours are
+  # theirs. Of them those that this machine has.
+  grep -hE '^[ \t]*#[ \t]*include[ \t]*<(cu|nccl|netinet)' $headers | LC_ALL=C sort -u >"$tmp/vendors"
+  : >"$tmp/vendor.c"
+  while IFS= read -r line; do
+    # shellcheck disable=SC2086
+    if printf '%s\n' "$line" | ${CC:-gcc} $all_flags -E -x c - >/dev/null 2>&1; then printf '%s\n' "$line" >>"$tmp/vendor.c"; fi
+  done <"$tmp/vendors"
   # shellcheck disable=SC2086
   if [ -s "$tmp/vendor.c" ] && ${CC:-gcc} -std=c11 -O0 -w -fkeep-inline-functions $all_flags -c "$tmp/vendor.c" \
     -o "$tmp/vendor.o" 2>/dev/null; then nm "$tmp/vendor.o" >"$tmp/vendor.nm"; else : >"$tmp/vendor.nm"; fi
