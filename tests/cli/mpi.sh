@@ -145,11 +145,19 @@ check 'the same job again, after one was killed' "$(cat "$work/out")" 'ok whole 
 # The three ways of a phase run side by side: they mostly wait. The stopped one has queues with threads
 # of their own. Each line gets the time it came at.
 stamp() { while IFS= read -r line; do echo "$(date +%s%3N) $line"; done; }
+reached() { grep -q "^[0-9]* fault: rank 1: $1 at $2\$" "$work/phase.$1"; } # HOW PHASE
 phase_fails() { # HOW PHASE: what became of it in $work/phase.HOW
   [ "$1" = stop ] && workers='--prefetch 1' || workers=''
-  # shellcheck disable=SC2086
-  MFSDP_TEST_FAULT="1 $1 $2" timeout -k 5 60 $launcher -n 4 $program --transport mpi $small $workers --deadline 1 \
-    2>&1 >/dev/null </dev/null | stamp >"$work/phase.$1"
+  # A deadline of one second is short for twelve processes that start on two busy cores: a job that ended
+  # before its fault shows nothing about the fault, says why it ended, and is started again.
+  for attempt in 1 2 3; do
+    # shellcheck disable=SC2086
+    MFSDP_TEST_FAULT="1 $1 $2" timeout -k 5 60 $launcher -n 4 $program --transport mpi $small $workers --deadline 1 \
+      2>&1 >/dev/null </dev/null | stamp >"$work/phase.$1"
+    if reached "$1" "$2"; then break; fi
+    echo "# train_gpt, $1 at $2, attempt $attempt: it ended before the fault:"
+    sed 's/^/#   /' "$work/phase.$1" | head -n 20
+  done
 }
 phase_verdicts() { # HOW PHASE PATTERN: every survivor says who and what, in time
   at=$(sed -n "s/^\([0-9]*\) fault: rank 1: $1 at $2\$/\1/p" "$work/phase.$1")
