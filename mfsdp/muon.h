@@ -194,7 +194,7 @@ MFSDP_API mfsdp_fused_item mfsdp_muon_item(const mfsdp_muon_desc *desc, int64_t 
 
 MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_fused_op op,
                                             const mfsdp_fused_item *items, int32_t item_count,
-                                            int64_t count, int32_t clipped,
+                                            int64_t max_count, int64_t total_count, int32_t clipped,
                                             const mfsdp_step_scalars *scalars,
                                             const uint32_t *present) {
   mfsdp_fused_args args;
@@ -203,8 +203,8 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
   args.op = op;
   args.items = items;
   args.item_count = item_count;
-  args.max_count = count;
-  args.total_count = count * item_count;
+  args.max_count = max_count;
+  args.total_count = total_count;
   args.scalars = scalars;
   args.present = present;
   args.clipped = clipped;
@@ -215,6 +215,46 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
   args.beta2 = desc->row_beta2;
   args.eps = desc->row_eps;
   return args;
+}
+
+/*
+ * The momentum pass alone: each item's direction from its gradient and momentum, which are only read.
+ * Items may have any counts: matrices of several shapes, or bands of matrices that a caller brings
+ * together for mfsdp_newton_schulz. max_count and total_count: of their counts. ENQUEUED.
+ * E_ARGUMENT as mfsdp_muon_check.
+ */
+MFSDP_API mfsdp_status mfsdp_muon_items_prepare(mfsdp_context *context,
+                                                const mfsdp_backend *backend, mfsdp_queue *queue,
+                                                const mfsdp_muon_desc *desc,
+                                                const mfsdp_fused_item *items, int32_t item_count,
+                                                int64_t max_count, int64_t total_count,
+                                                int32_t clipped, const mfsdp_step_scalars *scalars,
+                                                const uint32_t *present) {
+  mfsdp_fused_args args;
+  MFSDP_TRY(mfsdp_muon_check(context, desc));
+  if (item_count == 0) return MFSDP_OK;
+  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, items, item_count, max_count, total_count,
+                          clipped, scalars, present);
+  return backend->ops->fused(backend->self, queue, &args);
+}
+
+/* The last pass alone (normalize_rows: the last two, which need whole matrices): momentum, master and
+ * parameter of items of any counts from their directions, which hold orthogonalized values now.
+ * ENQUEUED. E_ARGUMENT as mfsdp_muon_check. */
+MFSDP_API mfsdp_status mfsdp_muon_items_commit(mfsdp_context *context, const mfsdp_backend *backend,
+                                               mfsdp_queue *queue, const mfsdp_muon_desc *desc,
+                                               const mfsdp_fused_item *items, int32_t item_count,
+                                               int64_t max_count, int64_t total_count,
+                                               int32_t clipped, const mfsdp_step_scalars *scalars,
+                                               const uint32_t *present) {
+  mfsdp_fused_args args;
+  MFSDP_TRY(mfsdp_muon_check(context, desc));
+  if (item_count == 0) return MFSDP_OK;
+  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_ROWS, items, item_count, max_count, total_count,
+                          clipped, scalars, present);
+  if (desc->normalize_rows) MFSDP_TRY(backend->ops->fused(backend->self, queue, &args));
+  args.op = MFSDP_FUSED_MUON_COMMIT;
+  return backend->ops->fused(backend->self, queue, &args);
 }
 
 /*
@@ -233,7 +273,6 @@ MFSDP_API mfsdp_status mfsdp_muon_batch_prepare(
     const mfsdp_step_scalars *scalars, const uint32_t *present, void *workspace,
     size_t workspace_nbytes) {
   mfsdp__ns_layout layout;
-  mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
   /* Newton-Schulz would check the same, but only after the first pass has been enqueued. */
   MFSDP_TRY(
@@ -242,9 +281,8 @@ MFSDP_API mfsdp_status mfsdp_muon_batch_prepare(
   MFSDP_TRY(mfsdp__ns_arguments(context, rows * cols, item_count, direction, direction_stride,
                                 direction, direction_stride, workspace, workspace_nbytes,
                                 layout.nbytes));
-  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, items, item_count, rows * cols, clipped,
-                          scalars, present);
-  MFSDP_TRY(backend->ops->fused(backend->self, queue, &args));
+  MFSDP_TRY(mfsdp_muon_items_prepare(context, backend, queue, desc, items, item_count, rows * cols,
+                                     rows * cols * item_count, clipped, scalars, present));
   return mfsdp_newton_schulz_batch(context, backend, queue, &desc->newton_schulz, rows, cols,
                                    item_count, direction, direction_stride, direction,
                                    direction_stride, workspace, workspace_nbytes);
@@ -259,17 +297,13 @@ MFSDP_API mfsdp_status mfsdp_muon_batch_commit(mfsdp_context *context, const mfs
                                                const mfsdp_step_scalars *scalars,
                                                const uint32_t *present) {
   mfsdp__ns_layout layout;
-  mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
   /* A shape that makes sense. */
   MFSDP_TRY(
       mfsdp__ns_layout_of(context, &desc->newton_schulz, rows, cols, (int64_t)item_count, &layout));
   if (rows == 0 || cols == 0 || item_count == 0) return MFSDP_OK;
-  args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_ROWS, items, item_count, rows * cols, clipped,
-                          scalars, present);
-  if (desc->normalize_rows) MFSDP_TRY(backend->ops->fused(backend->self, queue, &args));
-  args.op = MFSDP_FUSED_MUON_COMMIT;
-  return backend->ops->fused(backend->self, queue, &args);
+  return mfsdp_muon_items_commit(context, backend, queue, desc, items, item_count, rows * cols,
+                                 rows * cols * item_count, clipped, scalars, present);
 }
 
 /* prepare, then commit. ENQUEUED. */

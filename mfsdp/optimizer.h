@@ -113,6 +113,39 @@ MFSDP_API mfsdp_status mfsdp_optimizer_route_check(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* Whether a tensor can be staged, its direction apart: E_UNSUPPORTED with the algorithm, or E_ARGUMENT.
+ * The description and the tensor's route have been checked. */
+MFSDP_API mfsdp_status mfsdp_optimizer_stage_check(mfsdp_context *context,
+                                                   const mfsdp_optimizer_desc *desc,
+                                                   const mfsdp_optimizer_tensor *tensor) {
+  const mfsdp_hyper_group *group = &desc->groups[tensor->hyper_group];
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  if (algorithm->stages == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: %s cannot be split into prepare, whole matrices and commit; muon can",
+                      tensor->name, algorithm->name);
+  if (desc->state_space != MFSDP_SPACE_DEVICE)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: a staged tensor needs its master and state on the device (no offload)",
+                      tensor->name);
+  if (tensor->stage < 0 || tensor->whole_rows < 0 ||
+      (tensor->whole_rows > 0 && tensor->whole_rows < tensor->rows))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: stage is %d and whole_rows %lld; need 0 or more, and 0 or at least its "
+                      "own rows (%lld)",
+                      tensor->name, (int)tensor->stage, (long long)tensor->whole_rows,
+                      (long long)tensor->rows);
+  return algorithm->stages->check(context, group, tensor);
+}
+
+MFSDP_API mfsdp_status mfsdp__optimizer_staged_check(mfsdp_context *context,
+                                                     const mfsdp_optimizer_desc *desc,
+                                                     const mfsdp_optimizer_tensor *tensor) {
+  if (tensor->count > 0 && tensor->direction == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: staged, but direction is NULL", tensor->name);
+  return mfsdp_optimizer_stage_check(context, desc, tensor);
+}
+
 MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
                                                      const mfsdp_optimizer_desc *desc,
                                                      const mfsdp_optimizer_tensor *tensor) {
@@ -142,19 +175,20 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   if (tensor->param_data != NULL && mfsdp_dtype_nbytes(tensor->param_dtype) == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param_dtype is %d, which is none",
                       tensor->name, (int)tensor->param_dtype);
-  return MFSDP_OK;
+  return tensor->staged ? mfsdp__optimizer_staged_check(context, desc, tensor) : MFSDP_OK;
 }
 
 /* E_ARGUMENT: an array is not aligned to its elements, or two of a tensor's share memory. E_OVERFLOW. */
 MFSDP_API mfsdp_status mfsdp__optimizer_arrays_check(mfsdp_context *context,
                                                      const mfsdp_optimizer_tensor *tensor) {
-  static const char *const names[] = {"master", "grad", "param_data"};
-  const void *const data[] = {tensor->master, tensor->grad, tensor->param_data};
-  const mfsdp_dtype dtypes[] = {MFSDP_F32, MFSDP_F32, tensor->param_dtype};
-  const int arrays = tensor->param_data != NULL ? 3 : 2;
-  size_t nbytes[3] = {0, 0, 0};
+  static const char *const names[] = {"master", "grad", "direction", "param_data"};
+  const void *const data[] = {tensor->master, tensor->grad,
+                              tensor->staged ? tensor->direction : NULL, tensor->param_data};
+  const mfsdp_dtype dtypes[] = {MFSDP_F32, MFSDP_F32, MFSDP_F32, tensor->param_dtype};
+  size_t nbytes[4] = {0, 0, 0, 0};
   int i, k;
-  for (i = 0; i < arrays; ++i) {
+  for (i = 0; i < 4; ++i) {
+    if (data[i] == NULL) continue;
     if ((uintptr_t)data[i] % mfsdp_dtype_nbytes(dtypes[i]) != 0)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is not aligned to its elements",
                         tensor->name, names[i]);
@@ -204,7 +238,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_work_nbytes(
     const mfsdp_optimizer_tensor *tensor, size_t *direction_nbytes, size_t *scratch_nbytes) {
   const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   *direction_nbytes = *scratch_nbytes = 0;
-  if (algorithm->scratch == NULL) return MFSDP_OK;
+  if (algorithm->scratch == NULL || tensor->staged) return MFSDP_OK;
   if (!algorithm->alone)
     MFSDP_TRY(
         mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, direction_nbytes));
@@ -226,6 +260,7 @@ MFSDP_API mfsdp_status mfsdp_optimizer_measure_tensor(mfsdp_context *context,
   if (tensor->count == 0) return MFSDP_OK;
   MFSDP_TRY(mfsdp__optimizer_array_nbytes(context, tensor->name, tensor->count, &all_nbytes));
   ++sizes->item_count;
+  sizes->staged_count += tensor->staged != 0;
   for (k = 0; algorithm->state(group, tensor, k, &shape); ++k) {
     MFSDP_TRY(
         mfsdp__optimizer_array_nbytes(context, tensor->name, shape.rows * shape.cols, &nbytes));
@@ -268,6 +303,7 @@ MFSDP_API int mfsdp__optimizer_alike(const mfsdp_hyper_group *group,
                                      const mfsdp_optimizer_tensor *a,
                                      const mfsdp_optimizer_tensor *b) {
   if (a->hyper_group != b->hyper_group || a->count == 0 || b->count == 0) return 0;
+  if (a->staged || b->staged) return a->staged && b->staged; /* of any shape */
   return !mfsdp__algorithm_of(group->algorithm)->needs_matrix ||
          (a->rows == b->rows && a->cols == b->cols);
 }
@@ -324,6 +360,8 @@ MFSDP_API void mfsdp_optimizer_destroy(mfsdp_context *context, mfsdp_optimizer *
   mfsdp_buffer_free(context, optimizer->backend, &optimizer->items);
   mfsdp_table_free(context, optimizer->states, (size_t)optimizer->state_count,
                    sizeof(*optimizer->states));
+  mfsdp_table_free(context, optimizer->stages, (size_t)optimizer->stage_capacity,
+                   sizeof(*optimizer->stages));
   mfsdp_table_free(context, optimizer->jobs, (size_t)optimizer->job_count,
                    sizeof(*optimizer->jobs));
   mfsdp_table_free(context, optimizer->groups, (size_t)optimizer->group_count,
@@ -393,7 +431,9 @@ MFSDP_API mfsdp_fused_item mfsdp__optimizer_item(const mfsdp_optimizer *optimize
   item.present_index = tensor->param;
   item.rows = tensor->role == MFSDP_ROLE_MATRIX ? tensor->rows : 1;
   item.scale = algorithm->scale != NULL ? algorithm->scale(group, tensor) : 1.0;
-  if (algorithm->scratch != NULL && !algorithm->alone)
+  if (tensor->staged)
+    item.direction = tensor->direction;
+  else if (algorithm->scratch != NULL && !algorithm->alone)
     item.direction = (float *)optimizer->workspace.data;
   return item;
 }
@@ -404,7 +444,64 @@ typedef struct mfsdp__optimizer_cursor {
   int32_t item, state, job;
 } mfsdp__optimizer_cursor;
 
-/* The job that tensor `first` opens: it and the next ones that are alike, up to `limit`. */
+/* Puts one tensor behind the others of a job. */
+MFSDP_API void mfsdp__optimizer_emit_item(mfsdp_optimizer *optimizer, mfsdp__optimizer_job *job,
+                                          const mfsdp_optimizer_tensor *tensors, int32_t index,
+                                          mfsdp_fused_item *items, mfsdp__optimizer_cursor *at) {
+  const mfsdp_optimizer_tensor *tensor = &tensors[index];
+  mfsdp_fused_item *item = &items[at->item];
+  const mfsdp_optimizer_state *states = &optimizer->states[at->state];
+  *item = mfsdp__optimizer_item(optimizer, &optimizer->groups[tensor->hyper_group], tensor);
+  if (item->direction != NULL && !tensor->staged)
+    item->direction += job->item_count * job->direction_stride;
+  mfsdp__optimizer_fill_states(optimizer, tensors, index, &at->state_offset, &at->state, item);
+  if (optimizer->state_space != MFSDP_SPACE_DEVICE)
+    mfsdp__optimizer_offload_item(optimizer, states, item, job);
+  ++job->item_count;
+  ++at->item;
+  job->only = *item;
+  job->total_count += tensor->count;
+  if (tensor->count > job->max_count) job->max_count = tensor->count;
+}
+
+/* The lowest stage above `after` of a group's staged tensors; -1: none. */
+MFSDP_API int32_t mfsdp__optimizer_next_stage(const mfsdp_optimizer_tensor *tensors,
+                                              int32_t tensor_count, int32_t hyper_group,
+                                              int32_t after) {
+  int32_t i, next = -1;
+  for (i = 0; i < tensor_count; ++i)
+    if (tensors[i].staged && tensors[i].count > 0 && tensors[i].hyper_group == hyper_group &&
+        tensors[i].stage > after && (next < 0 || tensors[i].stage < next))
+      next = tensors[i].stage;
+  return next;
+}
+
+/* The items of a staged job: stage by stage, so that each is a run of them. */
+MFSDP_API void mfsdp__optimizer_emit_stages(mfsdp_optimizer *optimizer, mfsdp__optimizer_job *job,
+                                            const mfsdp_optimizer_tensor *tensors,
+                                            int32_t tensor_count, mfsdp_fused_item *items,
+                                            mfsdp__optimizer_cursor *at) {
+  int32_t number = -1, i;
+  while ((number = mfsdp__optimizer_next_stage(tensors, tensor_count, job->hyper_group, number)) >=
+         0) {
+    mfsdp__optimizer_stage *stage = &optimizer->stages[optimizer->stage_count++];
+    stage->stage = number;
+    stage->hyper_group = job->hyper_group;
+    stage->first_item = at->item;
+    for (i = 0; i < tensor_count; ++i) {
+      if (!tensors[i].staged || tensors[i].count == 0 || tensors[i].stage != number ||
+          tensors[i].hyper_group != job->hyper_group)
+        continue;
+      mfsdp__optimizer_emit_item(optimizer, job, tensors, i, items, at);
+      ++stage->item_count;
+      stage->total_count += tensors[i].count;
+      if (tensors[i].count > stage->max_count) stage->max_count = tensors[i].count;
+    }
+  }
+}
+
+/* The job that tensor `first` opens: it and the next ones that are alike, up to `limit`; of staged
+ * ones, all. */
 MFSDP_API void mfsdp__optimizer_emit_job(mfsdp_optimizer *optimizer,
                                          const mfsdp_optimizer_tensor *tensors,
                                          int32_t tensor_count, int32_t first, int64_t limit,
@@ -416,22 +513,15 @@ MFSDP_API void mfsdp__optimizer_emit_job(mfsdp_optimizer *optimizer,
   job->first_item = at->item;
   job->rows = tensors[first].rows;
   job->cols = tensors[first].cols;
+  job->staged = tensors[first].staged;
   (void)mfsdp_i64_align(tensors[first].count, &job->direction_stride); /* measured before */
-  for (i = first; i < tensor_count && job->item_count < limit; ++i) {
-    mfsdp_fused_item *item = &items[at->item];
-    const mfsdp_optimizer_state *states = &optimizer->states[at->state];
-    if (!mfsdp__optimizer_alike(group, &tensors[first], &tensors[i])) continue;
-    *item = mfsdp__optimizer_item(optimizer, group, &tensors[i]);
-    if (item->direction != NULL) item->direction += job->item_count * job->direction_stride;
-    mfsdp__optimizer_fill_states(optimizer, tensors, i, &at->state_offset, &at->state, item);
-    if (optimizer->state_space != MFSDP_SPACE_DEVICE)
-      mfsdp__optimizer_offload_item(optimizer, states, item, job);
-    ++job->item_count;
-    ++at->item;
-    job->only = *item;
-    job->total_count += tensors[i].count;
-    if (tensors[i].count > job->max_count) job->max_count = tensors[i].count;
+  if (job->staged) {
+    mfsdp__optimizer_emit_stages(optimizer, job, tensors, tensor_count, items, at);
+    return;
   }
+  for (i = first; i < tensor_count && job->item_count < limit; ++i)
+    if (mfsdp__optimizer_alike(group, &tensors[first], &tensors[i]))
+      mfsdp__optimizer_emit_item(optimizer, job, tensors, i, items, at);
 }
 
 /* Emits jobs and items: groups in order, jobs in the order of their first tensors, tensors in order,
@@ -468,6 +558,10 @@ MFSDP_API mfsdp_status mfsdp__optimizer_alloc(mfsdp_context *context, mfsdp_opti
                               "optimizer jobs", &memory));
   optimizer->jobs = (mfsdp__optimizer_job *)memory;
   optimizer->job_count = sizes->job_count;
+  MFSDP_TRY(mfsdp_table_alloc(context, (size_t)sizes->staged_count, sizeof(*optimizer->stages),
+                              "optimizer stages", &memory));
+  optimizer->stages = (mfsdp__optimizer_stage *)memory;
+  optimizer->stage_capacity = sizes->staged_count; /* at most one tensor each */
   MFSDP_TRY(mfsdp_table_alloc(context, (size_t)sizes->state_count, sizeof(*optimizer->states),
                               "optimizer state table", &memory));
   optimizer->states = (mfsdp_optimizer_state *)memory;
@@ -602,8 +696,77 @@ MFSDP_API mfsdp_status mfsdp_optimizer_resume(mfsdp_context *context, mfsdp_opti
   return MFSDP_OK;
 }
 
+/* ---- staged tensors: the update in three parts ---- */
+
 /*
- * Updates every tensor: replays the jobs, and counts the step as attempted. `scalars`: one per
+ * Writes the directions of all staged tensors of this stage number (none is fine), from gradients and
+ * momenta, which are only read; so it may run before the verdict, on any queue. Of `scalars` (DEVICE, one
+ * per hyperparameter group) only what scales the gradient counts; where they say that a step writes
+ * nothing, or `present` that there is no gradient, directions may stay as they were. Whole matrices are
+ * then orthogonalized, and mfsdp_optimizer_step, on a queue that comes after all of it, commits.
+ * ENQUEUED; allocates nothing. E_ARGUMENT: a NULL that is needed.
+ */
+MFSDP_API mfsdp_status mfsdp_optimizer_prepare(mfsdp_context *context,
+                                               const mfsdp_optimizer *optimizer, mfsdp_queue *queue,
+                                               int32_t stage, const mfsdp_step_scalars *scalars,
+                                               const uint32_t *present) {
+  int32_t i;
+  if (optimizer == NULL || scalars == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer prepare: %s is NULL",
+                      optimizer == NULL ? "optimizer" : "scalars");
+  for (i = 0; i < optimizer->stage_count; ++i) {
+    const mfsdp__optimizer_stage *at = &optimizer->stages[i];
+    const mfsdp__algorithm *algorithm =
+        mfsdp__algorithm_of(optimizer->groups[at->hyper_group].algorithm);
+    if (at->stage == stage)
+      MFSDP_TRY(algorithm->stages->prepare(context, optimizer, queue, at, scalars, present));
+  }
+  return MFSDP_OK;
+}
+
+/* Bytes of workspace of mfsdp_optimizer_orthogonalize. E_UNSUPPORTED: the group's algorithm cannot be
+ * staged. E_OVERFLOW. */
+MFSDP_API mfsdp_status mfsdp_optimizer_orthogonalize_nbytes(mfsdp_context *context,
+                                                            const mfsdp_hyper_group *group,
+                                                            int64_t rows, int64_t cols,
+                                                            int64_t count, size_t *nbytes) {
+  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  if (algorithm == NULL || algorithm->stages == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "optimizer: %s has no part for whole matrices",
+                      algorithm == NULL ? "an unknown algorithm" : algorithm->name);
+  return algorithm->stages->whole_nbytes(context, group, rows, cols, count, nbytes);
+}
+
+/*
+ * Orthogonalizes `count` prepared directions in place: rows x cols matrices, fp32, DEVICE, each `stride`
+ * elements behind the one before. Each gets the bits it would get alone. `workspace`: DEVICE, aligned to
+ * MFSDP_ALIGN_NBYTES, not shared with work in flight. ENQUEUED. E_ARGUMENT, E_UNSUPPORTED, E_OVERFLOW.
+ */
+MFSDP_API mfsdp_status mfsdp_optimizer_orthogonalize(mfsdp_context *context,
+                                                     const mfsdp_optimizer *optimizer,
+                                                     mfsdp_queue *queue, int32_t hyper_group,
+                                                     int64_t rows, int64_t cols, int64_t count,
+                                                     float *direction, int64_t stride,
+                                                     void *workspace, size_t workspace_nbytes) {
+  const mfsdp_hyper_group *group;
+  const mfsdp__algorithm *algorithm;
+  if (optimizer == NULL || hyper_group < 0 || hyper_group >= optimizer->group_count)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "optimizer orthogonalize: needs an optimizer with group %d",
+                      (int)hyper_group);
+  group = &optimizer->groups[hyper_group];
+  algorithm = mfsdp__algorithm_of(group->algorithm);
+  if (algorithm->stages == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "optimizer: %s has no part for whole matrices",
+                      algorithm->name);
+  return algorithm->stages->whole(context, optimizer->backend, queue, group, rows, cols, count,
+                                  direction, stride, workspace, workspace_nbytes);
+}
+
+/* ---- the step ---- */
+
+/*
+ * Updates every tensor (staged ones from their directions): replays the jobs, and counts the step as attempted. `scalars`: one per
  * hyperparameter group, DEVICE; `present`: one word per parameter, DEVICE, or NULL when every
  * parameter has a gradient. ENQUEUED;
  * results are complete when an event recorded on `queue` later has passed. Allocates nothing.
@@ -622,9 +785,11 @@ MFSDP_API mfsdp_status mfsdp_optimizer_step(mfsdp_context *context, mfsdp_optimi
                       (int)optimizer->group_count);
   for (j = 0; j < optimizer->job_count; ++j) {
     const mfsdp__optimizer_job *job = &optimizer->jobs[j];
+    const mfsdp__algorithm *algorithm =
+        mfsdp__algorithm_of(optimizer->groups[job->hyper_group].algorithm);
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 0));
-    MFSDP_TRY(mfsdp__algorithm_of(optimizer->groups[job->hyper_group].algorithm)
-                  ->run(context, optimizer, queue, job, scalars, present));
+    MFSDP_TRY((job->staged ? algorithm->stages->commit : algorithm->run)(context, optimizer, queue,
+                                                                         job, scalars, present));
     MFSDP_TRY(mfsdp__optimizer_transfer(optimizer, queue, job, 1));
   }
   ++optimizer->attempted_steps;

@@ -46,7 +46,27 @@ typedef struct mfsdp__algorithm {
   /* Hyperparameter `index`, "soap.beta1", with its value; 0 if there is none. At most 10, of names of
    * at most 24 characters. NULL: whoever compares or saves groups knows them itself. */
   int (*field)(const mfsdp_hyper_group *group, int32_t index, const char **name, double *value);
+  /* How tensors are staged; NULL: they cannot be. */
+  const struct mfsdp__algorithm_stages *stages;
 } mfsdp__algorithm;
+
+/* The three parts of an update whose middle works on whole matrices alone. */
+typedef struct mfsdp__algorithm_stages {
+  /* E_UNSUPPORTED: a band of a matrix, not the whole, cannot be staged. */
+  mfsdp_status (*check)(mfsdp_context *context, const mfsdp_hyper_group *group,
+                        const mfsdp_optimizer_tensor *tensor);
+  mfsdp_status (*prepare)(mfsdp_context *context, const mfsdp_optimizer *optimizer,
+                          mfsdp_queue *queue, const mfsdp__optimizer_stage *stage,
+                          const mfsdp_step_scalars *scalars, const uint32_t *present);
+  mfsdp_status (*whole_nbytes)(mfsdp_context *context, const mfsdp_hyper_group *group, int64_t rows,
+                               int64_t cols, int64_t count, size_t *nbytes);
+  mfsdp_status (*whole)(mfsdp_context *context, const mfsdp_backend *backend, mfsdp_queue *queue,
+                        const mfsdp_hyper_group *group, int64_t rows, int64_t cols, int64_t count,
+                        float *direction, int64_t stride, void *workspace, size_t workspace_nbytes);
+  mfsdp_status (*commit)(mfsdp_context *context, const mfsdp_optimizer *optimizer,
+                         mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                         const mfsdp_step_scalars *scalars, const uint32_t *present);
+} mfsdp__algorithm_stages;
 
 /* ---- muon ---- */
 
@@ -74,9 +94,11 @@ MFSDP_API mfsdp_status mfsdp__muon_scratch(mfsdp_context *context, const mfsdp_b
                                                     tensor->rows, tensor->cols, item_count, nbytes);
 }
 
+/* A band's step is scaled as its whole matrix's. */
 MFSDP_API double mfsdp__muon_scale(const mfsdp_hyper_group *group,
                                    const mfsdp_optimizer_tensor *tensor) {
-  return mfsdp_muon_scale_of(&group->muon, tensor->rows, tensor->cols);
+  return mfsdp_muon_scale_of(
+      &group->muon, tensor->whole_rows > 0 ? tensor->whole_rows : tensor->rows, tensor->cols);
 }
 
 MFSDP_API mfsdp_status mfsdp__muon_run(mfsdp_context *context, const mfsdp_optimizer *optimizer,
@@ -90,6 +112,58 @@ MFSDP_API mfsdp_status mfsdp__muon_run(mfsdp_context *context, const mfsdp_optim
       (const mfsdp_fused_item *)optimizer->items.data + job->first_item, group->clipped,
       scalars + job->hyper_group, present, workspace + optimizer->direction_nbytes,
       optimizer->workspace.nbytes - optimizer->direction_nbytes);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_stage_check(mfsdp_context *context,
+                                               const mfsdp_hyper_group *group,
+                                               const mfsdp_optimizer_tensor *tensor) {
+  if (!group->muon.normalize_rows || tensor->whole_rows == 0) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                    "%s: muon with normalize_rows brings all rows back to one norm, so the rows of "
+                    "a matrix cannot be spread over ranks; keep it owned",
+                    tensor->name);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_stage_prepare(mfsdp_context *context,
+                                                 const mfsdp_optimizer *optimizer,
+                                                 mfsdp_queue *queue,
+                                                 const mfsdp__optimizer_stage *stage,
+                                                 const mfsdp_step_scalars *scalars,
+                                                 const uint32_t *present) {
+  const mfsdp_hyper_group *group = &optimizer->groups[stage->hyper_group];
+  return mfsdp_muon_items_prepare(
+      context, optimizer->backend, queue, &group->muon,
+      (const mfsdp_fused_item *)optimizer->items.data + stage->first_item, stage->item_count,
+      stage->max_count, stage->total_count, group->clipped, scalars + stage->hyper_group, present);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_whole_nbytes(mfsdp_context *context,
+                                                const mfsdp_hyper_group *group, int64_t rows,
+                                                int64_t cols, int64_t count, size_t *nbytes) {
+  return mfsdp_newton_schulz_batch_workspace_nbytes(context, &group->muon.newton_schulz, rows, cols,
+                                                    count, nbytes);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_whole(mfsdp_context *context, const mfsdp_backend *backend,
+                                         mfsdp_queue *queue, const mfsdp_hyper_group *group,
+                                         int64_t rows, int64_t cols, int64_t count,
+                                         float *direction, int64_t stride, void *workspace,
+                                         size_t workspace_nbytes) {
+  return mfsdp_newton_schulz_batch(context, backend, queue, &group->muon.newton_schulz, rows, cols,
+                                   count, direction, stride, direction, stride, workspace,
+                                   workspace_nbytes);
+}
+
+MFSDP_API mfsdp_status mfsdp__muon_stage_commit(mfsdp_context *context,
+                                                const mfsdp_optimizer *optimizer,
+                                                mfsdp_queue *queue, const mfsdp__optimizer_job *job,
+                                                const mfsdp_step_scalars *scalars,
+                                                const uint32_t *present) {
+  const mfsdp_hyper_group *group = &optimizer->groups[job->hyper_group];
+  return mfsdp_muon_items_commit(context, optimizer->backend, queue, &group->muon,
+                                 (const mfsdp_fused_item *)optimizer->items.data + job->first_item,
+                                 job->item_count, job->max_count, job->total_count, group->clipped,
+                                 scalars + job->hyper_group, present);
 }
 
 /* ---- adamw ---- */
@@ -264,17 +338,20 @@ MFSDP_API int mfsdp__soap_field(const mfsdp_hyper_group *group, int32_t index, c
 
 /* The entry of a kind; NULL for none. */
 MFSDP_API const mfsdp__algorithm *mfsdp__algorithm_of(mfsdp_algorithm_kind kind) {
+  static const mfsdp__algorithm_stages muon_stages = {
+      mfsdp__muon_stage_check, mfsdp__muon_stage_prepare, mfsdp__muon_whole_nbytes,
+      mfsdp__muon_whole, mfsdp__muon_stage_commit};
   static const mfsdp__algorithm table[] = {
       {MFSDP_ALGORITHM_MUON, "muon", 1, 0, NULL, mfsdp__muon_group_check, mfsdp__muon_state,
-       mfsdp__muon_scratch, mfsdp__muon_scale, mfsdp__muon_run, NULL},
+       mfsdp__muon_scratch, mfsdp__muon_scale, mfsdp__muon_run, NULL, &muon_stages},
       {MFSDP_ALGORITHM_ADAMW, "adamw", 0, 0, NULL, mfsdp__adamw_group_check, mfsdp__adamw_state,
-       NULL, NULL, mfsdp__adamw_run, NULL},
+       NULL, NULL, mfsdp__adamw_run, NULL, NULL},
       {MFSDP_ALGORITHM_SHAMPOO, "shampoo", 1, 1, mfsdp__shampoo_supported,
        mfsdp__shampoo_group_check, mfsdp__shampoo_group_state, mfsdp__shampoo_scratch, NULL,
-       mfsdp__shampoo_group_run, mfsdp__shampoo_field},
+       mfsdp__shampoo_group_run, mfsdp__shampoo_field, NULL},
       {MFSDP_ALGORITHM_SOAP, "soap", 1, 1, mfsdp__soap_supported, mfsdp__soap_group_check,
-       mfsdp__soap_group_state, mfsdp__soap_scratch, NULL, mfsdp__soap_group_run,
-       mfsdp__soap_field},
+       mfsdp__soap_group_state, mfsdp__soap_scratch, NULL, mfsdp__soap_group_run, mfsdp__soap_field,
+       NULL},
   };
   size_t i;
   for (i = 0; i < sizeof(table) / sizeof(table[0]); ++i)

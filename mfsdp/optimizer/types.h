@@ -106,6 +106,12 @@ typedef struct mfsdp_optimizer_tensor {
   void *param_data; /* compute-dtype copy written with the master; NULL: none (not with offload) */
   mfsdp_dtype param_dtype;
   const float *grad; /* the accumulator; read */
+  /* A staged tensor: mfsdp_optimizer_prepare writes its direction, all those of one stage number at a
+   * time; the caller has whole matrices orthogonalized (mfsdp_optimizer_orthogonalize), wherever their
+   * parts come from; mfsdp_optimizer_step only commits. For algorithms that can (Muon), DEVICE only. */
+  int32_t staged, stage; /* staged: 0 or 1 */
+  float *direction;      /* staged: `count` floats, the caller's, untouched from prepare to step */
+  int64_t whole_rows;    /* staged band of a matrix: the rows of all of it; 0: it is whole */
 } mfsdp_optimizer_tensor;
 
 /* One array of optimizer state: what checkpoints and offload read instead of switching on
@@ -126,6 +132,7 @@ typedef struct mfsdp__optimizer_job {
   int32_t hyper_group, first_item, item_count;
   int64_t rows, cols, max_count, total_count;
   int64_t direction_stride; /* elements from one item's direction to the next one's */
+  int32_t staged;           /* 1: of tensors of any shape, which the step only commits */
   mfsdp_fused_item only;    /* of a job that has but one: what the host cannot read on a device */
   float
       *offloaded[1 +
@@ -133,12 +140,20 @@ typedef struct mfsdp__optimizer_job {
   int64_t offloaded_count[1 + MFSDP_FUSED_STATE_COUNT];
 } mfsdp__optimizer_job;
 
+/* The staged items of one hyperparameter group and one stage number. */
+typedef struct mfsdp__optimizer_stage {
+  int32_t stage, hyper_group, first_item, item_count;
+  int64_t max_count, total_count;
+} mfsdp__optimizer_stage;
+
 typedef struct mfsdp_optimizer {
   const mfsdp_backend *backend;
   mfsdp_hyper_group *groups;
   int32_t group_count, item_count, job_count, state_count;
   int64_t attempted_steps; /* steps so far, skipped ones too: intervals of refreshes count them */
-  mfsdp__optimizer_job *jobs; /* in execution order: groups in order, tensors in order */
+  mfsdp__optimizer_job *jobs;     /* in execution order: groups in order, tensors in order */
+  mfsdp__optimizer_stage *stages; /* groups in order, stages by rising number */
+  int32_t stage_count, stage_capacity;
   mfsdp_optimizer_state *states;
   mfsdp_buffer items; /* DEVICE table of mfsdp_fused_item, in job order */
   mfsdp_space state_space;
@@ -153,7 +168,7 @@ typedef struct mfsdp_optimizer_sizes {
   size_t state_nbytes, staging_nbytes;
   size_t direction_nbytes, scratch_nbytes; /* the workspace is both, one after the other */
   size_t workspace_nbytes;                 /* set by mfsdp_optimizer_measure */
-  int32_t item_count, job_count, state_count;
+  int32_t item_count, job_count, state_count, staged_count;
 } mfsdp_optimizer_sizes;
 
 #endif /* MFSDP_OPTIMIZER_TYPES_H */
