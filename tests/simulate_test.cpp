@@ -22,8 +22,9 @@ namespace {
 
 const mfsdp_sim_algorithm kAlgorithms[] = {MFSDP_SIM_DIRECT, MFSDP_SIM_RING, MFSDP_SIM_HIERARCHICAL,
                                            MFSDP_SIM_NATIVE};
-const mfsdp_sim_strategy kStrategies[] = {MFSDP_SIM_OWNER, MFSDP_SIM_GATHER, MFSDP_SIM_SHARDED,
-                                          MFSDP_SIM_EXCHANGE, MFSDP_SIM_ZERO1};
+const mfsdp_sim_strategy kStrategies[] = {MFSDP_SIM_OWNER,   MFSDP_SIM_GATHER,
+                                          MFSDP_SIM_SHARDED, MFSDP_SIM_EXCHANGE,
+                                          MFSDP_SIM_ZERO1,   MFSDP_SIM_REPLICATED};
 
 /* Two ranks a node, numbers that divide well: 1000 B/us inside, 100 out of a rank, 150 out of a
  * node; sums at 10,000 B/us of memory. */
@@ -475,6 +476,17 @@ TEST_F(TwoMatrices, Zero1) {
   EXPECT_NEAR(s.result.optimizer_wire_us, 1 + 0.128, kTiny);
   EXPECT_NEAR(s.result.optimizer_compute_us, kProducts + 7 + kElements, kTiny);
   EXPECT_EQ(s.ranks[0].resident_nbytes, 32 * 12 + 32 * 4); /* and the other's parameters */
+}
+
+TEST_F(TwoMatrices, Replicated) {
+  const Step owner = run(MFSDP_SIM_OWNER), s = run(MFSDP_SIM_REPLICATED);
+  EXPECT_EQ(s.result.materialize_nbytes.sum, 0);
+  EXPECT_EQ(s.result.optimizer_nbytes.sum, 0);
+  EXPECT_EQ(s.result.optimizer_wire_us, 0.0);
+  /* The sum of its matrix to the other rank, one message in each of the two units. */
+  EXPECT_EQ(s.ranks[0].reduce_nbytes - owner.ranks[0].reduce_nbytes, 128);
+  EXPECT_NEAR(s.result.optimizer_compute_us, 2 * owner.result.optimizer_compute_us, kTiny);
+  EXPECT_EQ(s.ranks[0].resident_nbytes, 2 * owner.ranks[0].resident_nbytes + 32 * 4);
 }
 
 TEST_F(TwoMatrices, ReplicasReduceOnceMore) {

@@ -94,16 +94,17 @@ typedef enum mfsdp_sim_strategy {
   MFSDP_SIM_GATHER,    /* FSDP2 slices; each matrix is gathered, every rank updates all of it */
   MFSDP_SIM_SHARDED,   /* FSDP2 slices; each matrix product gathers an operand, work is shared */
   MFSDP_SIM_EXCHANGE,  /* FSDP2 slices; all-to-all to the owner, update there, and back */
-  MFSDP_SIM_ZERO1      /* full parameters everywhere; owners update and broadcast */
+  MFSDP_SIM_ZERO1,     /* full parameters everywhere; owners update and broadcast */
+  MFSDP_SIM_REPLICATED /* everything everywhere; sums of gradients go to all, who update alike */
 } mfsdp_sim_strategy;
-#define MFSDP_SIM_STRATEGY_COUNT 6 /* entry 0 stays empty, so that a strategy is an index */
+#define MFSDP_SIM_STRATEGY_COUNT 7 /* entry 0 stays empty, so that a strategy is an index */
 
 typedef struct mfsdp_sim_desc {
   size_t struct_nbytes;
   const mfsdp_plan *plan;
   const mfsdp_cluster *cluster;
   mfsdp_sim_strategy strategy;
-  mfsdp_sim_algorithm algorithm; /* of OWNER and ZERO1; slices always move by NATIVE */
+  mfsdp_sim_algorithm algorithm; /* of OWNER, ZERO1, REPLICATED; slices always move by NATIVE */
   int32_t materialize_count;     /* gathers of each unit in a step: 2 forward and backward; >= 0 */
   int32_t reduce_count;          /* reductions of each unit: one per micro-batch; >= 0 */
   int32_t newton_schulz_steps;   /* >= 0 */
@@ -153,6 +154,7 @@ MFSDP_API const char *mfsdp_sim_strategy_name(mfsdp_sim_strategy strategy) {
   case MFSDP_SIM_SHARDED: return "sharded-products";
   case MFSDP_SIM_EXCHANGE: return "all-to-all";
   case MFSDP_SIM_ZERO1: return "zero1-owner";
+  case MFSDP_SIM_REPLICATED: return "replicated";
   }
   return "invalid";
 }

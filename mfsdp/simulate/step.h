@@ -21,7 +21,8 @@
  * updates it and sends the slices of the result back: two all-to-alls, each costed as a DIRECT
  * gather of what the owners hold of one slice of each matrix, one message to a peer. ZERO1. No
  * materialization; reduce as OWNER; after the update one gather of every unit by `algorithm`,
- * counted as optimizer bytes.
+ * counted as optimizer bytes. REPLICATED. No materialization; reduce as OWNER, then one gather of
+ * every unit's fp32 sums by `algorithm`, counted with the reductions; every rank updates everything.
  *
  * All: the verdict's all-gather costs ceil(log2(W R)) latencies (Bruck's algorithm). Replicas
  * (HSDP, R of them): each owner all-reduces its fp32 gradients over a ring of its replicas once a
@@ -48,9 +49,15 @@ typedef struct mfsdp__sim {
   double *busy;                                               /* microseconds of the update */
 } mfsdp__sim;
 
-/* Does the strategy keep whole matrices on owners between steps? */
+/* Do gradients go to the plan's owners? */
 MFSDP_API int mfsdp__sim_owned(const mfsdp__sim *sim) {
-  return sim->ask.strategy == MFSDP_SIM_OWNER || sim->ask.strategy == MFSDP_SIM_ZERO1;
+  return sim->ask.strategy == MFSDP_SIM_OWNER || sim->ask.strategy == MFSDP_SIM_ZERO1 ||
+         sim->ask.strategy == MFSDP_SIM_REPLICATED;
+}
+
+/* Do full parameters stay on every rank? */
+MFSDP_API int mfsdp__sim_full(const mfsdp__sim *sim) {
+  return sim->ask.strategy == MFSDP_SIM_ZERO1 || sim->ask.strategy == MFSDP_SIM_REPLICATED;
 }
 
 MFSDP_API mfsdp_status mfsdp__sim_overflow(const mfsdp__sim *sim, const char *what) {
@@ -113,6 +120,23 @@ MFSDP_API mfsdp_status mfsdp__sim_slices(mfsdp__sim *sim, int64_t elements, int6
     return mfsdp__sim_overflow(sim, "sent bytes");
   *us += mfsdp__sim_native_us(c, sim->world, (double)nbytes * (double)peers);
   if (is_reduce) *us += mfsdp__sim_us(3.0 * (double)nbytes * sim->world, c->memory_nbytes_per_s);
+  return MFSDP_OK;
+}
+
+/* Gathers the owners' fp32 sums of every unit to all ranks: adds its time to *us and its bytes to
+ * `sent`. */
+MFSDP_API mfsdp_status mfsdp__sim_sums(mfsdp__sim *sim, double *us, int64_t *sent) {
+  const mfsdp_plan *plan = sim->ask.plan;
+  int32_t unit;
+  for (unit = 0; unit < mfsdp_plan_unit_count(plan); ++unit) {
+    double one = 0.0;
+    if (mfsdp_plan_unit_payload(plan, unit, MFSDP_LAYOUT_REDUCE) == 0) continue;
+    mfsdp__sim_unit_segments(sim, unit, MFSDP_LAYOUT_REDUCE,
+                             (int64_t)mfsdp_dtype_nbytes(MFSDP_F32));
+    MFSDP_TRY(mfsdp_sim_collective(sim->context, sim->ask.cluster, sim->ask.algorithm, 0,
+                                   sim->segments, sim->world, sim->ask.chunk_nbytes, &one, sent));
+    *us += one;
+  }
   return MFSDP_OK;
 }
 
@@ -243,7 +267,8 @@ MFSDP_API mfsdp_status mfsdp__sim_exchange(mfsdp__sim *sim) {
 /* Arithmetic of the update, by rank; `shared` is what every rank does alike. */
 MFSDP_API mfsdp_status mfsdp__sim_update(mfsdp__sim *sim) {
   const mfsdp_cluster *c = sim->ask.cluster;
-  const double sliced = mfsdp__sim_owned(sim) ? 0.0 : 1.0 / sim->world;
+  const int alike = sim->ask.strategy == MFSDP_SIM_REPLICATED; /* every rank does everything */
+  const double sliced = alike ? 1.0 : 1.0 / sim->world;        /* of the element-wise work */
   double shared = 0.0;
   int32_t count, i, r;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(sim->ask.plan, -1, &count);
@@ -262,11 +287,11 @@ MFSDP_API mfsdp_status mfsdp__sim_update(mfsdp__sim *sim) {
       if (sim->ask.strategy == MFSDP_SIM_SHARDED) product_us /= sim->world;
       product_us += c->matrix_us;
     }
-    if (sim->ask.strategy == MFSDP_SIM_GATHER || sim->ask.strategy == MFSDP_SIM_SHARDED)
+    if (alike || sim->ask.strategy == MFSDP_SIM_GATHER || sim->ask.strategy == MFSDP_SIM_SHARDED)
       shared += product_us;
     else
       sim->busy[pieces[i].owner] += product_us;
-    if (mfsdp__sim_owned(sim))
+    if (mfsdp__sim_owned(sim) && !alike)
       sim->busy[pieces[i].owner] += element_us;
     else
       shared += element_us * sliced;
@@ -301,12 +326,13 @@ MFSDP_API void mfsdp__sim_residents(mfsdp__sim *sim) {
     own += gradient;
     copies += copy;
     if (!mfsdp__sim_owned(sim)) continue;
-    sim->resident[pieces[i].owner] += kept;
+    sim->resident[pieces[i].owner] += sim->ask.strategy == MFSDP_SIM_REPLICATED ? gradient : kept;
     sim->own[pieces[i].owner] += gradient;
     if (sim->ask.strategy == MFSDP_SIM_ZERO1) sim->resident[pieces[i].owner] -= copy;
   }
   for (r = 0; r < world; ++r) {
     if (sim->ask.strategy == MFSDP_SIM_ZERO1) sim->resident[r] += copies;
+    if (sim->ask.strategy == MFSDP_SIM_REPLICATED) sim->resident[r] += total;
     if (mfsdp__sim_owned(sim)) continue;
     sim->resident[r] = total / world + (total % world != 0);
     sim->own[r] = own / world + (own % world != 0);
@@ -354,7 +380,7 @@ MFSDP_API mfsdp_status mfsdp__sim_spread(mfsdp__sim *sim, int64_t *bytes, int64_
 
 MFSDP_API mfsdp_status mfsdp__sim_traffic(mfsdp__sim *sim) {
   mfsdp_sim_result *out = sim->out;
-  if (sim->ask.strategy != MFSDP_SIM_ZERO1) {
+  if (!mfsdp__sim_full(sim)) {
     MFSDP_TRY(mfsdp__sim_units(sim, MFSDP_LAYOUT_GATHER, &out->materialize_us, sim->materialize,
                                &sim->sliced[0]));
     MFSDP_TRY(mfsdp__sim_repeat(sim, sim->ask.materialize_count, &out->materialize_us,
@@ -367,6 +393,8 @@ MFSDP_API mfsdp_status mfsdp__sim_traffic(mfsdp__sim *sim) {
   if (sim->ask.strategy == MFSDP_SIM_ZERO1)
     MFSDP_TRY(mfsdp__sim_units(sim, MFSDP_LAYOUT_GATHER, &out->optimizer_wire_us, sim->optimizer,
                                &sim->sliced[2]));
+  if (sim->ask.strategy == MFSDP_SIM_REPLICATED)
+    MFSDP_TRY(mfsdp__sim_sums(sim, &out->reduce_us, sim->reduce));
   return MFSDP_OK;
 }
 
@@ -401,10 +429,26 @@ MFSDP_API mfsdp_status mfsdp__sim_run(mfsdp__sim *sim) {
   return MFSDP_OK;
 }
 
+/* Strategies are asked of plans whose matrices lie whole on owners: what else a matrix may do is a
+ * strategy of its own here. */
+MFSDP_API mfsdp_status mfsdp__sim_check_plan(mfsdp_context *context, const mfsdp_plan *plan) {
+  int32_t count, i;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+  for (i = 0; i < count; ++i)
+    if (pieces[i].placement != MFSDP_PLACEMENT_OWNED)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "simulate: params[%d] '%.100s' is %s in the plan, needs owned: strategies "
+                        "are told by desc.strategy",
+                        (int)pieces[i].param, mfsdp_plan_param(plan, pieces[i].param)->name,
+                        mfsdp_placement_name(pieces[i].placement));
+  return MFSDP_OK;
+}
+
 /*
  * Predicts one step. *result must come from mfsdp_sim_result_default. ranks: receives the first
  * min(capacity, world) ranks; NULL if capacity is 0. A pure function of its arguments; complete on
- * return. E_ARGUMENT names what is wrong; E_OVERFLOW if bytes or operations pass 64 bits; E_MEMORY.
+ * return. E_ARGUMENT names what is wrong, E_UNSUPPORTED a parameter of the plan that is not OWNED;
+ * E_OVERFLOW if bytes or operations pass 64 bits; E_MEMORY.
  * Scratch of O(world) is given back. O(pieces + units * world) time.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_simulate(mfsdp_context *context,
@@ -415,6 +459,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_simulate(mfsdp_context *context,
   mfsdp_status status;
   int32_t r;
   MFSDP_TRY(mfsdp_sim_desc_validate(context, desc));
+  MFSDP_TRY(mfsdp__sim_check_plan(context, desc->plan));
   if (result == NULL || capacity < 0 || (ranks == NULL && capacity > 0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "simulate: result and room for capacity %d are needed", (int)capacity);
