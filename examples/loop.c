@@ -72,23 +72,29 @@ static mfsdp_status train_step(mfsdp_runtime *rt, net *n, double *loss) {
   return MFSDP_OK;
 }
 
-static mfsdp_status body(mfsdp_threads_rank *rank, void *user) {
-  mfsdp_plan *plan = NULL;
-  mfsdp_runtime *runtime = NULL;
+static mfsdp_status train(const mfsdp_threads_rank *rank, mfsdp_runtime *runtime) {
+  static net nets[RANKS]; /* gcc 12.2, -O3 -march=x86-64-v4: misaligned on the stack */
+  net *n = &nets[rank->rank];
   double loss = 0.0;
   int step;
-  net n;
-  (void)user;
-  MFSDP_TRY(create(rank, &plan, &runtime));
   for (step = 0; step < STEPS; ++step) {
-    net_load(&n, rank->rank, rank->world, step);
-    MFSDP_TRY(train_step(runtime, &n, &loss));
+    net_load(n, rank->rank, rank->world, step);
+    MFSDP_TRY(train_step(runtime, n, &loss));
     if (rank->rank == 0 && (step == 0 || step + 1 == STEPS))
       printf("loss of step %d: %.4f\n", step + 1, loss);
   }
-  MFSDP_TRY(mfsdp_runtime_destroy(runtime));
-  mfsdp_plan_destroy(&rank->context, plan);
   return MFSDP_OK;
+}
+
+static mfsdp_status body(mfsdp_threads_rank *rank, void *user) {
+  mfsdp_plan *plan = NULL;
+  mfsdp_runtime *runtime = NULL;
+  mfsdp_status status = create(rank, &plan, &runtime), last;
+  (void)user;
+  if (status == MFSDP_OK) status = train(rank, runtime);
+  last = mfsdp_runtime_destroy(runtime); /* also after a failure; NULL is allowed */
+  mfsdp_plan_destroy(&rank->context, plan);
+  return status != MFSDP_OK ? status : last;
 }
 
 int main(void) {

@@ -49,7 +49,7 @@ build/$1/flags.stamp: FORCE | build/$1/config.mk
 
 build/$1/%.o: %.c build/$1/flags.stamp
 	@mkdir -p $$(@D)
-	$$(call say,CC,$$@)$$($1_CC) $$(if $$(filter bench/%,$$<),$$(BENCH_DEFS)) -MMD -MP -c $$< -o $$@
+	$$(call say,CC,$$@)$$($1_CC) $$(if $$(filter bench/%,$$<),$$(BENCH_DEFS)) $$(if $$(filter tests/mpi/bootstrap%,$$<),$($1_CUDA_CFLAGS)) -MMD -MP -c $$< -o $$@
 
 build/$1/%.o: %.cpp build/$1/flags.stamp
 	@mkdir -p $$(@D)

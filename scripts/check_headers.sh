@@ -8,7 +8,8 @@
 # compilation), as C11, C++11 and C++17, by gcc and clang, and as a .cu file by nvcc, which takes
 # seconds for each: there the parts of a header come with their whole only. All headers in one file
 # are also compiled as C17, C23 (its draft), C++14 and C++20, and optimized, where warnings about data flow appear.
-# -ffast-math must be refused. Last, two .c, two .cpp and two .cu files with all of them are linked
+# -ffast-math must be refused. The switches that config.h documents are set to 0 and 1 in every
+# combination, and the optional parts of host/ and mpi/ come in every combination. Last, two .c, two .cpp and two .cu files with all of them are linked
 # into one program.
 # Headers that need what is not installed (a CBLAS, MPI, CUDA) are skipped and counted.
 set -u
@@ -162,6 +163,75 @@ grep -q 'ffast-math breaks non-finite checks' $tmp/fast.$1.$4"
   job "fast math insisted on $1 $3" \
     "$2 -std=$3 $WARN -ffast-math -DMFSDP_ALLOW_FAST_MATH=1 $all_flags -fsyntax-only $tmp/everything.$4"
 }
+
+# "NAME ..." of config.h's comment: ` *   MFSDP_NAME   0   what it does`.
+switches=$(sed -n 's/^ \*   \(MFSDP_[A-Z0-9_]*\)  *[01] .*/\1/p' mfsdp/config.h 2>/dev/null | LC_ALL=C sort -u | tr '\n' ' ')
+# What the headers ask for. The guards of headers end in _H, private macros begin with MFSDP__.
+asked=$(echo "$headers" | xargs -r sed -n 's/^[ \t]*#[ \t]*\(if\|ifdef\|ifndef\|elif\) \(.*\)/\2/p' |
+  grep -oE 'MFSDP_[A-Z0-9][A-Z0-9_]*' | grep -v -e '_H$' -e '^MFSDP_PREFIX$' | LC_ALL=C sort -u | tr '\n' ' ')
+if [ "$switches" = "$asked" ]; then say "ok switches: those that config.h documents: $switches"
+else say "not ok switches: config.h documents '$switches', the headers ask for '$asked'"; fi
+
+# combinations NAME...: a line for each way to give all of them 0 or 1
+combinations() {
+  if [ $# = 0 ]; then echo ''; return; fi
+  first=$1
+  shift
+  combinations "$@" | sed "s/.*/-D$first=0 &\n-D$first=1 &/"
+}
+
+# include_files FILE_STEM HEADERS: the umbrella first, as trainers do
+include_files() {
+  for suffix in c cpp; do
+    # shellcheck disable=SC2086 # a list of headers
+    printf '#include "%s"\n' matrixfsdp.h $2 >"$1.$suffix"
+    echo 'typedef int check_unit;' >>"$1.$suffix"
+  done
+}
+
+if printf '%s\n' "$headers" | grep -q '^mfsdp/host/backend_host.h$'; then
+  host='mfsdp/host/backend_host.h mfsdp/host/transport_threads.h mfsdp/cuda/kernels.h'
+  include_files "$tmp/switches" "$host"
+  # shellcheck disable=SC2086 # a list of names
+  combinations $switches >"$tmp/combinations"
+  while read -r options; do
+    for prefix in '' ' -DMFSDP_PREFIX=acme'; do
+      compile_jobs "switches: $options$prefix" "$tmp/switches" "-I. $POSIX $options$prefix -fsyntax-only" 'c11 c++17'
+    done
+  done <"$tmp/combinations"
+
+  # The headers of the parts, beside the host backend alone. One family: all of them take each alone, above.
+  every_family=$families
+  families=${families%" ${families##* }"}
+  : "${families:=$every_family}"
+  for parts in 'cblas' 'lapacke' 'cblas lapacke' 'mpi' 'cblas mpi' 'lapacke mpi' 'cblas lapacke mpi'; do
+    use=$host what="-I. $POSIX" missing=''
+    for part in $parts; do
+      case $part in mpi) header=mfsdp/mpi/transport_mpi.h ;; *) header=mfsdp/host/math_$part.h ;; esac
+      include_flags "$header"
+      use="$use $header" what="$what $flags" missing="$missing$absent"
+    done
+    if [ -n "$missing" ]; then
+      say "skip parts: host $parts: there is no $missing"
+      continue
+    fi
+    stem=$tmp/parts_$(echo "$parts" | tr ' ' _)
+    include_files "$stem" "$use"
+    compile_jobs "parts: host $parts" "$stem" "$what -fsyntax-only" 'c11 c++17'
+  done
+  families=$every_family
+  # MPI's old C++ classes are there unless the program says that it does without (mpi_world.h).
+  include_flags mfsdp/mpi/transport_mpi.h
+  if [ -z "$absent" ]; then
+    job 'mpi with its C++ classes gcc c++17' \
+      "$CXX -std=c++17 $WARN $MATH $(echo "$flags" | sed 's/-D[A-Z]*_SKIP_MPICXX//g') -fsyntax-only $tmp/parts_mpi.cpp"
+  fi
+  # Two forms of small products: with wide registers, and without.
+  if compiles '' "$CC" -mavx512f; then
+    job 'host with AVX-512 gcc c11' "$CC -std=c11 -mavx512f $WARN $MATH -I. $POSIX -fsyntax-only $tmp/switches.c"
+    job 'host without AVX-512 gcc c11' "$CC -std=c11 -mno-avx512f $WARN $MATH -I. $POSIX -fsyntax-only $tmp/switches.c"
+  fi
+fi
 
 # ---- all of them together ----
 if [ -s "$all" ]; then

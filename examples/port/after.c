@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * after.c - a byte-level language model: four ranks (threads), Muon for the hidden matrices, else AdamW.
+ * after.c - a byte-level language model: four ranks, Muon for the hidden matrices, else AdamW.
  *
- *   PROGRAM FILE [STEPS [adamw]]     adamw: for all tensors, as before.c
+ *   PROGRAM FILE [STEPS]
  *
- * docs/porting.md goes from before.c, a plain trainer, to after.c, the same with MatrixFSDP. The last CONTEXT bytes are embedded, and two hidden layers and a head predict the next one.
+ * docs/porting.md goes from before.c, a plain trainer, to after.c, the same with MatrixFSDP. The
+ * last CONTEXT bytes are embedded, and two hidden layers and a head predict the next one.
  */
 #include "matrixfsdp.h"
 #include "mfsdp/host/threads_run.h"
@@ -20,11 +21,10 @@
 #define HIDDEN 128
 #define VOCAB 256
 #define RANKS 4
-#define BATCH 8 /* of each rank */
-#define LAYER_OF(tensor) (((tensor) + 1) / 2)
+#define BATCH (32 / RANKS)
 
 enum { EMBEDDING, UP_W, UP_B, MID_W, MID_B, HEAD_W, HEAD_B, TENSORS };
-enum { EMBED_LAYER, UP_LAYER, MID_LAYER, HEAD_LAYER, LAYERS };
+enum { EMBED_LAYER, UP_LAYER, MID_LAYER, HEAD_LAYER, LAYERS }; /* of tensor k: (k + 1) / 2 */
 static const struct {
   const char *name;
   int rows, cols;
@@ -36,16 +36,22 @@ static const struct {
 typedef struct trainer {
   const uint8_t *text;
   long text_nbytes, steps;
-  float *params[TENSORS], *grads[TENSORS];
   mfsdp_threads_rank *rank;
   mfsdp_plan *plan;
   mfsdp_runtime *runtime;
-  int adamw;
   uint8_t tokens[BATCH][CONTEXT + 1];
   float x[BATCH * CONTEXT * EMBED], up[BATCH * HIDDEN], mid[BATCH * HIDDEN], logits[BATCH * VOCAB];
   float dx[BATCH * CONTEXT * EMBED], dup[BATCH * HIDDEN], dmid[BATCH * HIDDEN];
   double loss;
 } trainer;
+
+static float *param(const trainer *t, int tensor) {
+  return (float *)mfsdp_unit_param(t->runtime, tensor);
+}
+
+static float *grad(const trainer *t, int tensor) {
+  return (float *)mfsdp_unit_grad(t->runtime, tensor);
+}
 
 /* ---- layers ---- */
 
@@ -107,48 +113,55 @@ static void cross_entropy(trainer *t) {
   }
 }
 
-static void layer_forward(trainer *t, int layer) {
-  float *const *p = t->params;
+static void embed_forward(trainer *t, const float *w) {
   int r, c;
+  for (r = 0; r < BATCH; ++r)
+    for (c = 0; c < CONTEXT; ++c)
+      memcpy(t->x + (r * CONTEXT + c) * EMBED, w + t->tokens[r][c] * EMBED, EMBED * sizeof(float));
+}
+
+static void embed_backward(const trainer *t, float *dw) {
+  int r, c, i;
+  for (r = 0; r < BATCH; ++r)
+    for (c = 0; c < CONTEXT; ++c)
+      for (i = 0; i < EMBED; ++i)
+        dw[t->tokens[r][c] * EMBED + i] += t->dx[(r * CONTEXT + c) * EMBED + i];
+}
+
+static void layer_forward(trainer *t, int layer) {
   switch (layer) {
-  case EMBED_LAYER:
-    for (r = 0; r < BATCH; ++r)
-      for (c = 0; c < CONTEXT; ++c)
-        memcpy(t->x + (r * CONTEXT + c) * EMBED, p[EMBEDDING] + t->tokens[r][c] * EMBED,
-               EMBED * sizeof(float));
-    break;
+  case EMBED_LAYER: embed_forward(t, param(t, EMBEDDING)); break;
   case UP_LAYER:
-    linear_forward(CONTEXT * EMBED, HIDDEN, t->x, p[UP_W], p[UP_B], t->up);
+    linear_forward(CONTEXT * EMBED, HIDDEN, t->x, param(t, UP_W), param(t, UP_B), t->up);
     tanh_forward(BATCH * HIDDEN, t->up);
     break;
   case MID_LAYER:
-    linear_forward(HIDDEN, HIDDEN, t->up, p[MID_W], p[MID_B], t->mid);
+    linear_forward(HIDDEN, HIDDEN, t->up, param(t, MID_W), param(t, MID_B), t->mid);
     tanh_forward(BATCH * HIDDEN, t->mid);
     break;
-  default: linear_forward(HIDDEN, VOCAB, t->mid, p[HEAD_W], p[HEAD_B], t->logits); cross_entropy(t);
+  default:
+    linear_forward(HIDDEN, VOCAB, t->mid, param(t, HEAD_W), param(t, HEAD_B), t->logits);
+    cross_entropy(t);
   }
 }
 
 static void layer_backward(trainer *t, int layer) {
-  float *const *p = t->params, *const *g = t->grads;
-  int r, c, i;
   switch (layer) {
   case HEAD_LAYER:
-    linear_backward(HIDDEN, VOCAB, t->mid, p[HEAD_W], t->logits, t->dmid, g[HEAD_W], g[HEAD_B]);
+    linear_backward(HIDDEN, VOCAB, t->mid, param(t, HEAD_W), t->logits, t->dmid, grad(t, HEAD_W),
+                    grad(t, HEAD_B));
     break;
   case MID_LAYER:
     tanh_backward(BATCH * HIDDEN, t->mid, t->dmid);
-    linear_backward(HIDDEN, HIDDEN, t->up, p[MID_W], t->dmid, t->dup, g[MID_W], g[MID_B]);
+    linear_backward(HIDDEN, HIDDEN, t->up, param(t, MID_W), t->dmid, t->dup, grad(t, MID_W),
+                    grad(t, MID_B));
     break;
   case UP_LAYER:
     tanh_backward(BATCH * HIDDEN, t->up, t->dup);
-    linear_backward(CONTEXT * EMBED, HIDDEN, t->x, p[UP_W], t->dup, t->dx, g[UP_W], g[UP_B]);
+    linear_backward(CONTEXT * EMBED, HIDDEN, t->x, param(t, UP_W), t->dup, t->dx, grad(t, UP_W),
+                    grad(t, UP_B));
     break;
-  default:
-    for (r = 0; r < BATCH; ++r)
-      for (c = 0; c < CONTEXT; ++c)
-        for (i = 0; i < EMBED; ++i)
-          g[EMBEDDING][t->tokens[r][c] * EMBED + i] += t->dx[(r * CONTEXT + c) * EMBED + i];
+  default: embed_backward(t, grad(t, EMBEDDING));
   }
 }
 
@@ -163,8 +176,7 @@ static uint64_t mix(uint64_t x) {
 static void load_batch(trainer *t, long step) {
   int r;
   for (r = 0; r < BATCH; ++r) {
-    const int row = t->rank->rank * BATCH + r;
-    const uint64_t sample = (uint64_t)step * BATCH * RANKS + (uint64_t)row;
+    const uint64_t sample = (uint64_t)(step * RANKS + t->rank->rank) * BATCH + (uint64_t)r;
     memcpy(t->tokens[r], t->text + mix(sample + 1) % (uint64_t)(t->text_nbytes - CONTEXT),
            CONTEXT + 1);
   }
@@ -191,11 +203,10 @@ static mfsdp_status trainer_create(trainer *t) {
   mfsdp_param params[TENSORS];
   int k;
   for (k = 0; k < TENSORS; ++k) {
-    const int muon = (k == UP_W || k == MID_W) && !t->adamw;
-    params[k] = mfsdp_param_2d(tensors[k].name, LAYER_OF(k),
-                               muon ? MFSDP_ROLE_MATRIX : MFSDP_ROLE_ELEMENTWISE, tensors[k].rows,
-                               tensors[k].cols);
-    params[k].hyper_group = muon;
+    const mfsdp_role role = k == UP_W || k == MID_W ? MFSDP_ROLE_MATRIX : MFSDP_ROLE_ELEMENTWISE;
+    params[k] =
+        mfsdp_param_2d(tensors[k].name, (k + 1) / 2, role, tensors[k].rows, tensors[k].cols);
+    params[k].hyper_group = role == MFSDP_ROLE_MATRIX;
   }
   plan.params = params;
   plan.param_count = TENSORS;
@@ -216,14 +227,8 @@ static mfsdp_status trainer_create(trainer *t) {
 
 /* ---- the loop ---- */
 
-/* Where a layer's tensors are until its release; gradients (NULL before backward) begin at zero. */
-static void look_up(trainer *t, int layer) {
-  int k;
-  for (k = 0; k < TENSORS; ++k)
-    if (LAYER_OF(k) == layer) {
-      t->params[k] = (float *)mfsdp_unit_param(t->runtime, k);
-      t->grads[k] = (float *)mfsdp_unit_grad(t->runtime, k);
-    }
+static void report(const trainer *t, long step, double loss) {
+  if (step % 20 == 19 || step + 1 == t->steps) printf("step %ld loss %.4f\n", step + 1, loss);
 }
 
 static mfsdp_status train(trainer *t) {
@@ -238,7 +243,6 @@ static mfsdp_status train(trainer *t) {
     MFSDP_TRY(mfsdp_step_begin(t->runtime, &step_desc));
     for (layer = 0; layer < LAYERS; ++layer) {
       MFSDP_TRY(mfsdp_unit_acquire(t->runtime, layer, MFSDP_USE_FORWARD));
-      look_up(t, layer);
       layer_forward(t, layer);
       MFSDP_TRY(mfsdp_unit_release(t->runtime, layer));
     }
@@ -246,15 +250,13 @@ static mfsdp_status train(trainer *t) {
     for (layer = LAYERS; layer-- > 0;) {
       MFSDP_TRY(mfsdp_unit_acquire(t->runtime, layer, MFSDP_USE_BACKWARD));
       MFSDP_TRY(mfsdp_unit_grads(t->runtime, layer));
-      look_up(t, layer);
       layer_backward(t, layer);
       MFSDP_TRY(mfsdp_unit_reduce(t->runtime, layer));
       MFSDP_TRY(mfsdp_unit_release(t->runtime, layer));
     }
     MFSDP_TRY(mfsdp_step_end(t->runtime, 0));
     MFSDP_TRY(mfsdp_step_verdict(t->runtime, &verdict));
-    if (t->rank->rank == 0 && (step % 20 == 19 || step + 1 == t->steps))
-      printf("step %ld loss %.4f\n", step + 1, verdict.value_mean);
+    if (t->rank->rank == 0) report(t, step, verdict.value_mean);
   }
   return MFSDP_OK;
 }
@@ -298,7 +300,6 @@ int main(int argc, char **argv) {
   }
   t.text = text;
   t.steps = argc > 2 ? atol(argv[2]) : 200;
-  t.adamw = argc > 3 && strcmp(argv[3], "adamw") == 0;
   desc.threads.world = RANKS;
   ok = mfsdp_context_init(&context, &context_desc) == MFSDP_OK &&
        mfsdp_threads_run(&context, &desc, run_rank, &t) == MFSDP_OK;

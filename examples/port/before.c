@@ -4,7 +4,8 @@
  *
  *   PROGRAM FILE [STEPS]
  *
- * docs/porting.md goes from before.c, a plain trainer, to after.c, the same with MatrixFSDP. The last CONTEXT bytes are embedded, and two hidden layers and a head predict the next one.
+ * docs/porting.md goes from before.c, a plain trainer, to after.c, the same with MatrixFSDP. The
+ * last CONTEXT bytes are embedded, and two hidden layers and a head predict the next one.
  */
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +20,7 @@
 #define BATCH 32
 
 enum { EMBEDDING, UP_W, UP_B, MID_W, MID_B, HEAD_W, HEAD_B, TENSORS };
-enum { EMBED_LAYER, UP_LAYER, MID_LAYER, HEAD_LAYER, LAYERS };
+enum { EMBED_LAYER, UP_LAYER, MID_LAYER, HEAD_LAYER, LAYERS }; /* of tensor k: (k + 1) / 2 */
 static const struct {
   const char *name;
   int rows, cols;
@@ -31,14 +32,21 @@ static const struct {
 typedef struct trainer {
   const uint8_t *text;
   long text_nbytes, steps;
-  float *params[TENSORS], *grads[TENSORS];
-  float *memory, *grads_memory; /* parameters, gradients, two moments */
-  long param_count;
+  float *memory; /* parameters, gradients, two moments */
+  long param_count, offsets[TENSORS];
   uint8_t tokens[BATCH][CONTEXT + 1];
   float x[BATCH * CONTEXT * EMBED], up[BATCH * HIDDEN], mid[BATCH * HIDDEN], logits[BATCH * VOCAB];
   float dx[BATCH * CONTEXT * EMBED], dup[BATCH * HIDDEN], dmid[BATCH * HIDDEN];
   double loss;
 } trainer;
+
+static float *param(const trainer *t, int tensor) {
+  return t->memory + t->offsets[tensor];
+}
+
+static float *grad(const trainer *t, int tensor) {
+  return t->memory + t->param_count + t->offsets[tensor];
+}
 
 /* ---- layers ---- */
 
@@ -100,48 +108,55 @@ static void cross_entropy(trainer *t) {
   }
 }
 
-static void layer_forward(trainer *t, int layer) {
-  float *const *p = t->params;
+static void embed_forward(trainer *t, const float *w) {
   int r, c;
+  for (r = 0; r < BATCH; ++r)
+    for (c = 0; c < CONTEXT; ++c)
+      memcpy(t->x + (r * CONTEXT + c) * EMBED, w + t->tokens[r][c] * EMBED, EMBED * sizeof(float));
+}
+
+static void embed_backward(const trainer *t, float *dw) {
+  int r, c, i;
+  for (r = 0; r < BATCH; ++r)
+    for (c = 0; c < CONTEXT; ++c)
+      for (i = 0; i < EMBED; ++i)
+        dw[t->tokens[r][c] * EMBED + i] += t->dx[(r * CONTEXT + c) * EMBED + i];
+}
+
+static void layer_forward(trainer *t, int layer) {
   switch (layer) {
-  case EMBED_LAYER:
-    for (r = 0; r < BATCH; ++r)
-      for (c = 0; c < CONTEXT; ++c)
-        memcpy(t->x + (r * CONTEXT + c) * EMBED, p[EMBEDDING] + t->tokens[r][c] * EMBED,
-               EMBED * sizeof(float));
-    break;
+  case EMBED_LAYER: embed_forward(t, param(t, EMBEDDING)); break;
   case UP_LAYER:
-    linear_forward(CONTEXT * EMBED, HIDDEN, t->x, p[UP_W], p[UP_B], t->up);
+    linear_forward(CONTEXT * EMBED, HIDDEN, t->x, param(t, UP_W), param(t, UP_B), t->up);
     tanh_forward(BATCH * HIDDEN, t->up);
     break;
   case MID_LAYER:
-    linear_forward(HIDDEN, HIDDEN, t->up, p[MID_W], p[MID_B], t->mid);
+    linear_forward(HIDDEN, HIDDEN, t->up, param(t, MID_W), param(t, MID_B), t->mid);
     tanh_forward(BATCH * HIDDEN, t->mid);
     break;
-  default: linear_forward(HIDDEN, VOCAB, t->mid, p[HEAD_W], p[HEAD_B], t->logits); cross_entropy(t);
+  default:
+    linear_forward(HIDDEN, VOCAB, t->mid, param(t, HEAD_W), param(t, HEAD_B), t->logits);
+    cross_entropy(t);
   }
 }
 
 static void layer_backward(trainer *t, int layer) {
-  float *const *p = t->params, *const *g = t->grads;
-  int r, c, i;
   switch (layer) {
   case HEAD_LAYER:
-    linear_backward(HIDDEN, VOCAB, t->mid, p[HEAD_W], t->logits, t->dmid, g[HEAD_W], g[HEAD_B]);
+    linear_backward(HIDDEN, VOCAB, t->mid, param(t, HEAD_W), t->logits, t->dmid, grad(t, HEAD_W),
+                    grad(t, HEAD_B));
     break;
   case MID_LAYER:
     tanh_backward(BATCH * HIDDEN, t->mid, t->dmid);
-    linear_backward(HIDDEN, HIDDEN, t->up, p[MID_W], t->dmid, t->dup, g[MID_W], g[MID_B]);
+    linear_backward(HIDDEN, HIDDEN, t->up, param(t, MID_W), t->dmid, t->dup, grad(t, MID_W),
+                    grad(t, MID_B));
     break;
   case UP_LAYER:
     tanh_backward(BATCH * HIDDEN, t->up, t->dup);
-    linear_backward(CONTEXT * EMBED, HIDDEN, t->x, p[UP_W], t->dup, t->dx, g[UP_W], g[UP_B]);
+    linear_backward(CONTEXT * EMBED, HIDDEN, t->x, param(t, UP_W), t->dup, t->dx, grad(t, UP_W),
+                    grad(t, UP_B));
     break;
-  default:
-    for (r = 0; r < BATCH; ++r)
-      for (c = 0; c < CONTEXT; ++c)
-        for (i = 0; i < EMBED; ++i)
-          g[EMBEDDING][t->tokens[r][c] * EMBED + i] += t->dx[(r * CONTEXT + c) * EMBED + i];
+  default: embed_backward(t, grad(t, EMBEDDING));
   }
 }
 
@@ -173,26 +188,21 @@ static void init_values(int tensor, int64_t first, int64_t count, float *dst) {
 }
 
 static int trainer_create(trainer *t) {
-  long offset = 0;
   int k;
-  for (k = 0; k < TENSORS; ++k)
+  for (k = 0; k < TENSORS; ++k) {
+    t->offsets[k] = t->param_count;
     t->param_count += (long)tensors[k].rows * tensors[k].cols;
+  }
   t->memory = (float *)calloc(4 * (size_t)t->param_count, sizeof(float));
   if (t->memory == NULL) return 0;
-  t->grads_memory = t->memory + t->param_count;
-  for (k = 0; k < TENSORS; ++k) {
-    const long count = (long)tensors[k].rows * tensors[k].cols;
-    t->params[k] = t->memory + offset;
-    t->grads[k] = t->grads_memory + offset;
-    init_values(k, 0, count, t->params[k]);
-    offset += count;
-  }
+  for (k = 0; k < TENSORS; ++k)
+    init_values(k, 0, (int64_t)tensors[k].rows * tensors[k].cols, param(t, k));
   return 1;
 }
 
 static void adamw_update(trainer *t, float lr, long step) {
   const float c1 = 1.0f - powf(0.9f, (float)step), c2 = 1.0f - powf(0.999f, (float)step);
-  float *p = t->memory, *g = t->grads_memory, *m = g + t->param_count, *v = m + t->param_count;
+  float *p = t->memory, *g = p + t->param_count, *m = g + t->param_count, *v = m + t->param_count;
   long i;
   for (i = 0; i < t->param_count; ++i) {
     m[i] += 0.1f * (g[i] - m[i]);
@@ -203,21 +213,23 @@ static void adamw_update(trainer *t, float lr, long step) {
 
 /* ---- the loop ---- */
 
-static int train(trainer *t) {
+static void report(const trainer *t, long step, double loss) {
+  if (step % 20 == 19 || step + 1 == t->steps) printf("step %ld loss %.4f\n", step + 1, loss);
+}
+
+static void train(trainer *t) {
   long step;
   int layer;
-  if (!trainer_create(t)) return 0;
   for (step = 0; step < t->steps; ++step) {
     load_batch(t, step);
     for (layer = 0; layer < LAYERS; ++layer)
       layer_forward(t, layer);
-    memset(t->grads_memory, 0, sizeof(float) * (size_t)t->param_count);
+    memset(t->memory + t->param_count, 0, sizeof(float) * (size_t)t->param_count);
     for (layer = LAYERS; layer-- > 0;)
       layer_backward(t, layer);
     adamw_update(t, 0.003f, step + 1);
-    if (step % 20 == 19 || step + 1 == t->steps) printf("step %ld loss %.4f\n", step + 1, t->loss);
+    report(t, step, t->loss);
   }
-  return 1;
 }
 
 static uint8_t *read_file(const char *name, long *nbytes) {
@@ -244,7 +256,8 @@ int main(int argc, char **argv) {
   }
   t.text = text;
   t.steps = argc > 2 ? atol(argv[2]) : 200;
-  ok = train(&t);
+  ok = trainer_create(&t);
+  if (ok) train(&t);
   if (!ok) fprintf(stderr, "before: out of memory\n");
   free(t.memory);
   free(text);

@@ -11,8 +11,15 @@
  *   ... backend_cuda.h on `device`, transport_nccl.h with nonblocking = 1 ...
  *   ncclCommDestroy(comm);                                           // unless it was aborted
  *
- * The control plane may be control_tcp.h's (torchrun, SLURM), MPI's or that of threads. What the
- * ranks do not agree about is an error on all of them, at the same call:
+ * The control plane is the caller's, and the unique id travels over it: control_tcp.h's (torchrun,
+ * SLURM), mpi/control_mpi.h's over a communicator of your MPI program, that of threads, or a table
+ * around an all-gather of your own. With MPI:
+ *
+ *   mfsdp_mpi_world_desc mpi = mfsdp_mpi_world_desc_default();
+ *   MFSDP_TRY(mfsdp_mpi_world_wrap(&context, comm, &mpi, &world));               // collective
+ *   MFSDP_TRY(mfsdp_mpi_control_create(&context, world, &control));
+ *
+ * What the ranks do not agree about is an error on all of them, at the same call:
  *
  *   E_ARGUMENT   a device that its host does not have; several ranks on a host of several devices,
  *                one of which does not know its number there (LOCAL_RANK); two ranks on one device
@@ -27,8 +34,9 @@
  * Version, plan and options of this library are compared by mfsdp_runtime_create, over the same
  * control plane.
  *
- * STATUS: compiled and linked against NCCL, run on the host double of the test suite, not yet run
- * on hardware.
+ * STATUS: compiled and linked against NCCL; run by the test suite on the host double, and between
+ * MPI processes with a stand-in for NCCL that connects them and moves nothing; not yet run on
+ * hardware.
  * Does not: keep the communicator (it is yours), choose NCCL's network (NCCL_SOCKET_IFNAME), or
  * split (transport_nccl.h).
  * Link: as backend_cuda.h, and -lnccl. NCCL 2.19.3 or later. POSIX 2008: see posix/clock.h.

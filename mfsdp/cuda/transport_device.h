@@ -37,6 +37,7 @@
 #define MFSDP_CUDA_TRANSPORT_DEVICE_H
 
 #include "backend_cuda.h"
+#include "cuda_xfers.h"
 #include "device_world.h"
 
 /* What one rank owns. */
@@ -336,11 +337,6 @@ MFSDP_API mfsdp_status mfsdp__device_check(const mfsdp__device_transport *t, mfs
                                            const mfsdp__cuda_queue *queue, const mfsdp_batch *batch,
                                            const char *label) {
   enum cudaStreamCaptureStatus capture;
-  int32_t i;
-  if (batch->xfer_count > t->xfer_capacity)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the batch has %d transfers, needs 0 to %d (see reserve)", label,
-                      (int)batch->xfer_count, (int)t->xfer_capacity);
   if (queue == NULL || queue->cuda != t->cuda)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the queue is %s", label,
                       queue == NULL ? "NULL" : "another backend's, not the transport's");
@@ -351,13 +347,7 @@ MFSDP_API mfsdp_status mfsdp__device_check(const mfsdp__device_transport *t, mfs
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                       "%s: queue %s is captured into a graph; a batch meets its peers once", label,
                       queue->label);
-  for (i = 0; i < batch->xfer_count; ++i) {
-    const mfsdp_xfer *x = &batch->xfers[i];
-    if (x->nbytes > 0)
-      MFSDP_TRY(mfsdp__cuda_check_pointer(t->cuda, label, x->is_send ? "src" : "dst",
-                                          x->is_send ? x->src : x->dst, MFSDP_SPACE_DEVICE));
-  }
-  return MFSDP_OK;
+  return mfsdp__cuda_check_xfers(t->cuda, context, batch, t->xfer_capacity, label);
 }
 
 MFSDP_API mfsdp_status mfsdp__device_enter(mfsdp__device_transport *t, mfsdp_context *context,

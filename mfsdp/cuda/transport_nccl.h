@@ -53,6 +53,7 @@
 #ifndef MFSDP_CUDA_TRANSPORT_NCCL_H
 #define MFSDP_CUDA_TRANSPORT_NCCL_H
 
+#include "cuda_xfers.h"
 #include "nccl_queue.h"
 
 /* ---- what can be known to be wrong before anything is called ---- */
@@ -71,23 +72,6 @@ MFSDP_API mfsdp_status mfsdp__nccl_check_queue(const mfsdp__nccl_transport *t,
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                     "%s: queue %s is captured into a graph, where nobody would see to deadlines",
                     label, queue->label);
-}
-
-MFSDP_API mfsdp_status mfsdp__nccl_check_batch(const mfsdp__nccl_transport *t,
-                                               mfsdp_context *context, const mfsdp_batch *batch,
-                                               const char *label) {
-  int32_t i;
-  if (batch->xfer_count > t->xfer_capacity)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: the batch has %d transfers, needs 0 to %d (see reserve)", label,
-                      (int)batch->xfer_count, (int)t->xfer_capacity);
-  for (i = 0; i < batch->xfer_count; ++i) {
-    const mfsdp_xfer *x = &batch->xfers[i];
-    if (x->nbytes > 0)
-      MFSDP_TRY(mfsdp__cuda_check_pointer(t->cuda, label, x->is_send ? "src" : "dst",
-                                          x->is_send ? x->src : x->dst, MFSDP_SPACE_DEVICE));
-  }
-  return MFSDP_OK;
 }
 
 /* ---- batches ---- */
@@ -125,7 +109,7 @@ MFSDP_API mfsdp_status mfsdp__nccl_submit(void *self, mfsdp_context *context, mf
   if (mfsdp__nccl_first_error(t, &first) != MFSDP_OK)
     return mfsdp__nccl_refuse(context, &first, label);
   MFSDP_TRY(mfsdp__nccl_check_queue(t, context, queue, label));
-  MFSDP_TRY(mfsdp__nccl_check_batch(t, context, batch, label));
+  MFSDP_TRY(mfsdp__cuda_check_xfers(t->cuda, context, batch, t->xfer_capacity, label));
   MFSDP_TRY(mfsdp__nccl_enter(t, context, label));
   if (batch->xfer_count == 0) return mfsdp__nccl_end(t, context, MFSDP_OK);
   return mfsdp__nccl_end(t, context, mfsdp__nccl_run(t, context, queue, batch, label));

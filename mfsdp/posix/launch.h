@@ -34,7 +34,7 @@
 
 typedef struct mfsdp_launch {
   size_t struct_nbytes;
-  const char *launcher; /* "torchrun", "Open MPI", "MPICH", "SLURM" or "none" */
+  const char *launcher; /* "torchrun", "Open MPI", "MPICH", "SLURM" or "none"; NULL: as "none" */
   int32_t rank, world;
   int32_t local_rank, local_world; /* on this host; -1: the launcher did not say */
 } mfsdp_launch;
@@ -166,6 +166,15 @@ MFSDP_API mfsdp_status mfsdp_launch_read(mfsdp_context *context, mfsdp_launch_ge
   return MFSDP_OK;
 }
 
+MFSDP_API mfsdp_status mfsdp__launch_check_struct(mfsdp_context *context,
+                                                  const mfsdp_launch *launch) {
+  if (launch != NULL && launch->struct_nbytes == sizeof(*launch)) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                    "launch: launch is NULL or its struct_nbytes is not %zu (use "
+                    "mfsdp_launch_read)",
+                    sizeof(*launch));
+}
+
 /*
  * Where rank 0 listens: MASTER_ADDR (into the environment, no copy) and MASTER_PORT. COMPLETE.
  * Under a torchrun whose agent has a store of its own at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE
@@ -179,8 +188,10 @@ MFSDP_API mfsdp_status mfsdp_launch_meeting_point(mfsdp_context *context,
                                                   const char **address, int32_t *port) {
   const char *host, *number;
   int32_t value = 0;
-  if (launch == NULL || address == NULL || port == NULL)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: launch, address or port is NULL");
+  MFSDP_TRY(mfsdp__launch_check_struct(context, launch));
+  if (address == NULL || port == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "launch: %s is NULL",
+                      address == NULL ? "address" : "port");
   *address = NULL;
   *port = 0;
   if (launch->world <= 1) return MFSDP_OK;
@@ -218,9 +229,9 @@ MFSDP_API void mfsdp__launch_job_part(const char *text, char *job, size_t job_nb
 /*
  * What tells the processes of this run from those of others: MFSDP_JOB, or what the launcher in
  * charge calls it (torchrun: TORCHELASTIC_RUN_ID; Open MPI: PMIX_NAMESPACE; SLURM: job, step and
- * restart); "" if it does not say. Only variables that are equal on all ranks: torchrun's count of
- * restarts is each agent's own. A long one ends in its hash. COMPLETE. E_ARGUMENT: job_nbytes is
- * below 40.
+ * restart); "" if it does not say, or launch->launcher is NULL (a launcher of the caller's own).
+ * Only variables that are equal on all ranks: torchrun's count of restarts is each agent's own. A
+ * long one ends in its hash. COMPLETE. E_ARGUMENT: job_nbytes is below 40, or struct_nbytes.
  */
 MFSDP_API mfsdp_status mfsdp_launch_job(mfsdp_context *context, const mfsdp_launch *launch,
                                         mfsdp_launch_getter get, void *user, char *job,
@@ -230,17 +241,19 @@ MFSDP_API mfsdp_status mfsdp_launch_job(mfsdp_context *context, const mfsdp_laun
       {"Open MPI", "PMIX_NAMESPACE", NULL, NULL},
       {"SLURM", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"},
   };
+  const char *launcher;
   uint64_t hash = MFSDP_HASH_SEED;
   size_t i, k, used = 0;
-  if (launch == NULL || job == NULL || job_nbytes < 40)
+  MFSDP_TRY(mfsdp__launch_check_struct(context, launch));
+  if (job == NULL || job_nbytes < 40)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "launch: launch or job is NULL, or job_nbytes is %zu, needs at least 40",
-                      job_nbytes);
+                      "launch: job is NULL, or job_nbytes is %zu, needs at least 40", job_nbytes);
+  launcher = launch->launcher != NULL ? launch->launcher : "none";
   if (get == NULL) get = mfsdp__launch_getenv;
   job[0] = '\0';
   mfsdp__launch_job_part(get(user, "MFSDP_JOB"), job, job_nbytes, &used, &hash);
   for (i = 0; i < sizeof(names) / sizeof(names[0]) && used == 0; ++i)
-    for (k = 1; k < 4 && strcmp(names[i][0], launch->launcher) == 0 && names[i][k] != NULL; ++k)
+    for (k = 1; k < 4 && strcmp(names[i][0], launcher) == 0 && names[i][k] != NULL; ++k)
       mfsdp__launch_job_part(get(user, names[i][k]), job, job_nbytes, &used, &hash);
   if (used >= job_nbytes)
     (void)snprintf(job + job_nbytes - 18, 18, "#%016llx", (unsigned long long)hash);

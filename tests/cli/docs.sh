@@ -1,13 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# What the README and docs/ say: every C block of the README compiles, as C11 and C++11, inside a
-# function that is given what the text around it names; the build lines of the examples work; links,
-# make targets, programs and tests that are named exist.
+# What the README, CONTRIBUTING.md and docs/ say: every C block compiles, as C11 and C++11, inside a
+# function that is given what the text around it names (those of docs/porting.md stand in
+# examples/port/after.c: port.sh); build lines work, those of the examples too; links, make targets,
+# programs, their options and tests that are named exist.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 suite=docs
 . tests/cli/lib.sh
-CC=${CC:-gcc} CXX=${CXX:-g++}
+CC=${CC:-gcc} CXX=${CXX:-g++} POSIX=-D_POSIX_C_SOURCE=200809L
 
 # The words of standard input are names of one kind; `exists NAME` judges each. At least AT_LEAST.
 all_exist() { # KIND AT_LEAST
@@ -21,16 +22,32 @@ all_exist() { # KIND AT_LEAST
   else ok "$1 ($count)"; fi
 }
 
-# ---- the C blocks of the README ----
-awk -v folder="$work" '
-  /^```c$/ { file = folder "/block" ++count ".text"; next }
-  /^```/ { if (file) close(file); file = "" }
-  file { print >file }' README.md
+# ---- the C blocks ----
+pages=$(ls README.md CONTRIBUTING.md docs/*.md)
+for page in $pages; do
+  # Of porting.md the blocks stand in a program that is compiled and run.
+  [ $page != docs/porting.md ] || continue
+  awk -v stem="$work/block-$(basename $page .md)-" '
+    /^```c$/ { file = stem (++count) ".text"; next }
+    /^```/ { if (file) close(file); file = "" }
+    file { print >file }' $page
+done
+# No C in a block that does not say so, and no language that is not looked at here.
+unknown=$(for page in $pages; do
+  awk '/^```/ { inside = !inside; language = substr($0, 4); if (inside && language !~ /^(c|sh)?$/) print FILENAME ": " $0 }
+    inside && language == "" && /^[^`].*;[ \t]*(\/[*\/].*)?$/ { print FILENAME ": " $0 }' $page
+done)
+check 'blocks are marked c, sh, or hold no statements' "$unknown" ''
 
-# given BLOCK: the parameters of the function around it, and a few lines before and after it.
+# given BLOCK: the header, the parameters of the function around it, and a few lines before and after it.
 given() {
-  header=matrixfsdp.h before='' after='' objects=''
+  header=matrixfsdp.h more='' objects=''
   case $(cat "$1") in
+  *mfsdp_checkpoint_save_begin*)
+    header=mfsdp/checkpoint.h more=mfsdp/posix/background_posix.h
+    parameters='mfsdp_checkpoint_desc desc, mfsdp_checkpoint *ck, const mfsdp_safetensors_pair *strings, int32_t count, int32_t running'
+    ;;
+  *MFSDP_BANDED_EVERYWHERE*) parameters='void' ;;
   *mfsdp_plan_create*)
     header=mfsdp/plan.h
     parameters='mfsdp_context context, mfsdp_plan *plan, const char *(*algorithm_of)(void *, int32_t), void (*print_line)(void *, const char *)'
@@ -61,16 +78,19 @@ given() {
 }
 
 blocks=0
-for block in "$work"/block*.text; do
+for block in "$work"/block-*.text; do
   [ -e "$block" ] || break
   blocks=$((blocks + 1))
+  name=$(basename "$block" .text)
+  name=${name#block-}
   what=$(grep -o 'mfsdp_[a-z_]*(' "$block" | grep -v _default | head -n 1 | tr -d '(')
   if ! given "$block"; then
-    bad "README block $blocks" "tests/cli/docs.sh has no function to put it in"
+    bad "$name" "tests/cli/docs.sh has no function to put it in"
     continue
   fi
   {
-    printf '#include "%s"\n%s\nmfsdp_status use(%s);\n' "$header" "$objects" "$parameters"
+    printf '#include "%s"\n' "$header" $more
+    printf '%s\nmfsdp_status use(%s);\n' "$objects" "$parameters"
     printf 'mfsdp_status use(%s) {\n' "$parameters"
     cat "$block"
     printf 'return MFSDP_OK;\n}\n'
@@ -80,15 +100,15 @@ for block in "$work"/block*.text; do
     suffix=c
     [ "$how" = "$CC -std=c11" ] || suffix=cpp
     # shellcheck disable=SC2086 # words of a command
-    if $how -O0 -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -I. -fsyntax-only \
+    if $how $POSIX -O0 -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -Wno-unused-but-set-parameter -Wno-unused-but-set-variable -I. -fsyntax-only \
       "$block.$suffix" 2>"$work/error"; then
-      ok "README block $blocks, $what: $how"
+      ok "$name, $what: $how"
     else
-      bad "README block $blocks, $what: $how" "$(grep -m 1 -E 'error' "$work/error")"
+      bad "$name, $what: $how" "$(grep -m 1 -E 'error' "$work/error")"
     fi
   done
 done
-[ $blocks -ge 5 ] || bad 'README: a block for each primitive' "$blocks blocks"
+[ $blocks -ge 6 ] || bad 'README: a block for each primitive' "$blocks blocks"
 
 # ---- the build lines at the head of the examples ----
 for example in examples/*.c; do
@@ -103,13 +123,49 @@ for example in examples/*.c; do
   fi
 done
 
+# ---- shell blocks and code between backquotes: commands, a line each, without what follows # > | && ----
+commands() { # PAGE...
+  for page in "$@"; do
+    awk '
+      function say(text) {
+        sub(/[ \t]#.*/, "", text); gsub(/[|>]|&&/, "\n", text); gsub(/\n[ \t]+/, "\n", text); print text
+      }
+      /^```/ { inside = !inside; shell = inside && $0 == "```sh"; next }
+      shell { line = line $0; if (sub(/\\$/, "", line)) next; say(line); line = ""; next }
+      inside { next }
+      { n = split($0, part, "`"); for (i = 2; i < n; i += 2) say(part[i]) }' "$page"
+  done
+}
+# shellcheck disable=SC2086 # a list of files
+commands $pages CHANGELOG.md | sed 's/^\([A-Za-z_]*=[^ ]* \)*//' >"$work/commands"
+
+grep '^cc ' "$work/commands" | sort -u >"$work/builds"
+while read -r line; do
+  # shellcheck disable=SC2086 # words of a command
+  case $line in *' -o '*) # others have gaps to fill in
+    if $CC $(echo "$line" | sed "s|^cc ||; s|-O[23]|-O0|; s|-o |-o $work/|") 2>"$work/error"; then
+      ok "$line"
+    else
+      bad "$line" "$(grep -m 1 -E 'error|undefined' "$work/error")"
+    fi
+  esac
+done <"$work/builds"
+
+for program in train_gpt mfsdp-plan; do
+  [ -x build/examples/$program ] || continue # `make examples` makes them
+  build/examples/$program --help >"$work/help"
+  exists() { grep -qE "(^|[ ,])$1([ =,]|\$)" "$work/help"; }
+  grep -E "^(.*/)?$program(_cuda)? " "$work/commands" | grep -oE '[ ]--[a-z][a-z0-9-]*' | tr -d ' ' |
+    all_exist "options of $program" 4
+done
+
 # ---- names ----
 for page in README.md CONTRIBUTING.md CHANGELOG.md docs/*.md; do
   exists() { [ -e "$(dirname "$page")/$1" ]; }
   grep -o '](\([^)#]*\)' "$page" | sed 's/^](//' | grep -v '^https\{0,1\}:' | all_exist "$page: links" 0
 done
 exists() { grep -q "^$1:" Makefile mk/*.mk || [ -e "bench/${1#bench-}.c" ]; }
-cat README.md CONTRIBUTING.md docs/*.md | sed 's/bench-<name>//' | grep -oE '(^|`|[A-Z]+=[a-z0-9]+ )make [a-z][a-z-]*[a-z]' | sed 's/.*make //' | all_exist 'make targets' 4
+grep '^make ' "$work/commands" | tr ' ' '\n' | grep -xE '[a-z][a-z_-]*' | grep -vx make | all_exist 'make targets' 20
 exists() { [ -e "examples/${1%_cuda}.c" ]; } # train_gpt_cuda is train_gpt with more
 cat README.md docs/*.md | grep -oE 'build/examples/[a-z_-]+' | sed 's|.*/||' | all_exist 'programs' 2
 # Suite.Name; a Name without its suite is in the suite of the name before it.

@@ -3,6 +3,9 @@
 # The small examples: each primitive without the runtime.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+suite=example
+. tests/cli/lib.sh
+folder=$work
 expect() { # PROGRAM TEXT [ARGUMENT]
   if output=$(build/examples/"$1" ${3:+"$3"} 2>&1) && printf '%s\n' "$output" | grep -q -e "$2"; then
     echo "ok example $1"
@@ -16,8 +19,19 @@ expect collective 'sum over 3 ranks of element 7 is 21'
 expect optimizer '^loss after 200 steps: [0-5]\.[0-9]$' # from some 200
 expect loop '^loss of step 300: 0\.000[0-9]$' # from 21.7
 expect loop_by_hand '^loss of step 300 on rank 0: 0\.000[0-9]$'
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+# Two groups, of two and of three processes.
+if [ ! -x build/examples/collective_mpi ] || ! find_launcher; then
+  echo "skip example collective_mpi ($(no_mpi))"
+else
+  run 5 build/examples/collective_mpi
+  printed=$(LC_ALL=C sort "$work/out")
+  if [ "$printed" = 'group 0: 3 ranks, 3000 elements, 0 wrong
+group 1: 2 ranks, 1000 elements, 0 wrong' ]; then
+    echo 'ok example collective_mpi'
+  else
+    echo "not ok example collective_mpi (printed: $(cat "$work/out" "$work/err" | head -n 3 | tr '\n' ' '))"
+  fi
+fi
 expect reshard '^rank 2 of 3 read 2024448 bytes$' "$folder/run" # of 6054912: what it owns, once
 if ${CXX:-g++} -std=c++11 -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror -I. examples/raii.cpp -o "$folder/raii" -lpthread -lm &&
   "$folder/raii" | grep -q '^world 5: the fullest rank has 1.25 of the mean cost$'; then
@@ -36,7 +50,7 @@ elif ${CC:-gcc} -std=c11 -D_POSIX_C_SOURCE=200809L -fno-math-errno -ffp-contract
 else
   echo 'not ok example cuda/newton_schulz'
 fi
-for example in cuda/newton_schulz plan_only newton_schulz optimizer collective loop loop_by_hand reshard raii; do
+for example in cuda/newton_schulz plan_only newton_schulz optimizer collective collective_mpi loop loop_by_hand reshard raii; do
   lines=$(cat examples/$example.c* | wc -l)
   if [ "$lines" -lt 150 ]; then echo "ok example $example: under 150 lines"; else
     echo "not ok example $example: $lines lines, needs less than 150"

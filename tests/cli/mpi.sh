@@ -10,30 +10,10 @@ program=build/examples/train_gpt
 suite=mpi
 . tests/cli/lib.sh
 
-if [ ! -x $check_program ] || ! command -v mpirun >/dev/null 2>&1; then
-  why=$(sed -n 's/^MPI  *off *//p' build/release/config.log 2>/dev/null)
-  echo "skip mpi ${why:-there is no mpirun}"
+if [ ! -x $check_program ] || ! find_launcher; then
+  echo "skip mpi $(no_mpi)"
   exit 0
 fi
-
-# Open MPI refuses root and more processes than cores unless told; MPICH knows neither.
-launcher='mpirun'
-if mpirun --version 2>&1 | grep -qi 'open mpi\|open-mpi'; then
-  launcher='mpirun --oversubscribe --mca btl self,vader'
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  open_mpi=1
-else
-  open_mpi=0
-fi
-# The launcher's session folder is named after TMPDIR: short, and of this run.
-export TMPDIR=$work
-
-run() { # RANKS COMMAND...: bounded in time; output in $work/out and $work/err
-  ranks=$1
-  shift
-  # shellcheck disable=SC2086
-  timeout -k 5 120 $launcher -n "$ranks" "$@" >"$work/out" 2>"$work/err" </dev/null
-}
 
 # ---- the transport's own checks ----
 for ranks in 1 2 3 4 7 8; do
@@ -102,40 +82,24 @@ if [ $open_mpi = 0 ]; then
   exit 0
 fi
 launcher="$launcher --enable-recovery"
-# The promise is deadline + 2 s (here 2.5 s) where cores are free; four processes and the other tests
-# share two, so that the bound has 2 s more. The default deadline is a minute.
-fails() { # SCENARIO STATUSES PATTERN SURVIVORS: each survivor's verdict matches, and in time
-  rm -f "$work"/verdict.*
-  run 4 $check_program "$1" "$work/verdict"
-  for rank in $4; do
-    if ! read -r status culprit noticed ms message <"$work/verdict.$rank"; then
-      bad "$1: rank $rank" 'it wrote no verdict'
-      continue
-    fi
-    case "$2 MFSDP_E_POISONED" in
-    *"$status"*) ;;
-    *) bad "$1: rank $rank" "$status $message"; continue ;;
-    esac
-    if ! printf '%s' "$message" | grep -q "$3"; then bad "$1: rank $rank" "$culprit $noticed $message"
-    elif [ "$ms" -gt 4500 ]; then bad "$1: rank $rank" "after $ms ms"
-    else ok "$1: rank $rank"; fi
-  done
+fails_as() { # HOW STATUSES PATTERN SURVIVORS
+  fails "$@" $check_program "$1"
 }
 silent='rank 1 .*does not answer'
 for how in kill stop silent; do
-  fails fail-$how MFSDP_E_TIMEOUT "ring: rank [0-9] waited .*$silent" '0 2 3'
-  fails fail-$how-control MFSDP_E_TIMEOUT "control allgather: .*$silent" '0 2 3'
+  fails_as fail-$how MFSDP_E_TIMEOUT "ring: rank [0-9] waited .*$silent" '0 2 3'
+  fails_as fail-$how-control MFSDP_E_TIMEOUT "control allgather: .*$silent" '0 2 3'
 done
-fails fail-kill-large MFSDP_E_TIMEOUT "$silent" '0 2 3'
-fails fail-kill-worker MFSDP_E_TIMEOUT "$silent" '0 2 3'
-fails fail-kill-native MFSDP_E_TIMEOUT "ring: rank [0-9] waited .* in a native collective; $silent" '0 2 3'
-fails fail-leave-native MFSDP_E_PEER 'for rank 1 to take part, but rank 1 has left' '0 2 3'
-fails fail-check-native MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
-fails fail-leave MFSDP_E_PEER 'rank 1 has left' '0 2 3'
-fails fail-leave-control MFSDP_E_PEER 'rank 1, which has left' '0 2 3'
-fails fail-poison MFSDP_E_IO "the test's own reason" '0 1 2 3'
-fails fail-length MFSDP_E_MISMATCH 'rank [01] sends a .*message' '0 1 2 3'
-fails fail-check MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
+fails_as fail-kill-large MFSDP_E_TIMEOUT "$silent" '0 2 3'
+fails_as fail-kill-worker MFSDP_E_TIMEOUT "$silent" '0 2 3'
+fails_as fail-kill-native MFSDP_E_TIMEOUT "ring: rank [0-9] waited .* in a native collective; $silent" '0 2 3'
+fails_as fail-leave-native MFSDP_E_PEER 'for rank 1 to take part, but rank 1 has left' '0 2 3'
+fails_as fail-check-native MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
+fails_as fail-leave MFSDP_E_PEER 'rank 1 has left' '0 2 3'
+fails_as fail-leave-control MFSDP_E_PEER 'rank 1, which has left' '0 2 3'
+fails_as fail-poison MFSDP_E_IO "the test's own reason" '0 1 2 3'
+fails_as fail-length MFSDP_E_MISMATCH 'rank [01] sends a .*message' '0 1 2 3'
+fails_as fail-check MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'
 
 # Fault f2: what a killed job has left behind does not stop the same job from starting again.
 run 4 $check_program whole

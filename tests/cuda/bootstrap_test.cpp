@@ -2,8 +2,6 @@
 /*
  * bootstrap.h on the host double, over the control planes of threads and of TCP. Fault f5.
  */
-#include "tests/cuda/pci_bus.h" /* first: bootstrap.h calls it */
-
 #include "mfsdp/cuda/bootstrap.h"
 #include "mfsdp/cuda/transport_nccl.h"
 #include "mfsdp/posix/control_tcp.h"
@@ -14,19 +12,9 @@
 #include <gtest/gtest.h>
 
 #include <arpa/inet.h>
-#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
-
-namespace {
-std::atomic<bool> one_bus(false); /* of all devices; else each has its own */
-}
-
-extern "C" cudaError_t cudaDeviceGetPCIBusId(char *out, int nbytes, int device) {
-  std::snprintf(out, static_cast<std::size_t>(nbytes), "0000:%02x:00.0", one_bus ? 7 : device + 16);
-  return cudaSuccess;
-}
 
 namespace {
 
@@ -228,9 +216,9 @@ TEST(Bootstrap, TwoRanksOnOneDevice) {
   expect_all(run(2, 1, [](Rank &, mfsdp_nccl_bootstrap_desc &desc) { desc.local_rank = -1; }),
              MFSDP_E_ARGUMENT, "set LOCAL_RANK or CUDA_VISIBLE_DEVICES");
   /* Different numbers, which CUDA_VISIBLE_DEVICES made of one device. */
-  one_bus = true;
+  cudasim::set_one_bus(true);
   expect_all(run(2, 2, nullptr), MFSDP_E_ARGUMENT, "(number 0 for one, 1 for the other)");
-  one_bus = false;
+  cudasim::set_one_bus(false);
 }
 
 TEST(Bootstrap, ADeviceThatIsNotThere) {

@@ -76,6 +76,7 @@ std::size_t nccl_registrations();
 /* What machine there is. Back to one device, a driver and 1 GiB with reset_machine(). */
 void set_driver(bool present);
 void set_device_count(int count);
+void set_one_bus(bool on);           /* all devices have one PCI address; else each its own */
 void set_kernel_image(bool present); /* false: the program was built for other devices */
 void set_memory_limit(std::size_t nbytes);
 void reset_machine();

@@ -82,7 +82,7 @@ struct Machine {
   int stream_threads = 0;
   std::size_t used_nbytes = 0, limit_nbytes = std::size_t(1) << 30;
   int device_count = 1;
-  bool driver = true, image = true;
+  bool driver = true, image = true, one_bus = false;
   int64_t calls_until_fault = -1;
   bool fault_delivered = false;
   int protection_key = -1;
@@ -434,6 +434,9 @@ void set_driver(bool present) {
 void set_device_count(int count) {
   machine().device_count = count;
 }
+void set_one_bus(bool on) {
+  machine().one_bus = on;
+}
 void set_kernel_image(bool present) {
   machine().image = present;
 }
@@ -443,6 +446,7 @@ void set_memory_limit(std::size_t nbytes) {
 void reset_machine() {
   set_driver(true);
   set_device_count(1);
+  set_one_bus(false);
   set_kernel_image(true);
   set_memory_limit(std::size_t(1) << 30);
 }
@@ -488,6 +492,14 @@ cudaError_t cudaSetDevice(int device) {
   CUDASIM_ENTER(cudaErrorUnknown);
   if (device < 0 || device >= machine().device_count) return note(cudaErrorInvalidDevice);
   current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *out, int nbytes, int device) {
+  CUDASIM_ENTER(cudaErrorUnknown);
+  if (device < 0 || device >= machine().device_count) return note(cudaErrorInvalidDevice);
+  std::snprintf(out, static_cast<std::size_t>(nbytes), "0000:%02x:00.0",
+                machine().one_bus ? 7 : device + 16);
   return cudaSuccess;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* The example's CUDA part for the host double: the very files that build/examples/train_gpt_cuda has. */
-#include "tests/cuda/pci_bus.h" /* first: links_nccl.c calls it */
 #include "tests/cudasim/include/cuda_runtime.h"
 
 #include "examples/gpt/cuda/layers.cu"

@@ -13,28 +13,12 @@
  */
 #include "mfsdp/collective.h"
 #include "mfsdp/dtype.h"
-#include "mfsdp/host/backend_host.h"
-#include "mfsdp/mpi/transport_mpi.h"
+
+#include "tests/mpi/peer.h"
 
 #include <signal.h>
-#include <stdlib.h>
 
 #define DEADLINE_US 500000
-
-typedef struct peer {
-  mfsdp_context context;
-  mfsdp_host_backend *host;
-  const mfsdp_backend *backend;
-  mfsdp_queue *queue;
-  mfsdp_event *event;
-  mfsdp_mpi_world *world;
-  mfsdp_transport transport;
-  mfsdp_control control;
-  int32_t rank, size;
-  int failures;
-} peer;
-
-static const char *scenario_name = "?";
 
 /* ---- what the transport asks of MPI: its own entry points, between the transport and MPI ---- */
 
@@ -59,43 +43,6 @@ int MPI_Irecv(void *buffer, int count, MPI_Datatype datatype, int other, int tag
   return PMPI_Irecv(buffer, count, datatype, other, tag, comm, request);
 }
 
-static void expect(peer *p, int condition, const char *what) {
-  if (condition) return;
-  ++p->failures;
-  fprintf(stderr, "%s: rank %d: %s (%s: %s)\n", scenario_name, (int)p->rank, what,
-          mfsdp_status_name(p->context.error.status), p->context.error.message);
-}
-
-static mfsdp_status open_peer(peer *p, const mfsdp_mpi_world_desc *desc, int worker) {
-  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
-  mfsdp_host_backend_desc host_desc = mfsdp_host_backend_desc_default();
-  memset(p, 0, sizeof(*p));
-  MFSDP_TRY(mfsdp_context_init(&p->context, &context_desc));
-  if (worker) host_desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
-  MFSDP_TRY(mfsdp_host_backend_create(&p->context, &host_desc, &p->host));
-  p->backend = mfsdp_host_backend_get(p->host);
-  MFSDP_TRY(mfsdp_mpi_world_wrap(&p->context, MPI_COMM_WORLD, desc, &p->world));
-  p->rank = p->world->rank;
-  p->size = p->world->world;
-  p->context.desc.rank = p->rank;
-  MFSDP_TRY(mfsdp_mpi_transport_create(&p->context, p->world, p->backend, &p->transport));
-  MFSDP_TRY(mfsdp_mpi_control_create(&p->context, p->world, &p->control));
-  MFSDP_TRY(
-      p->backend->ops->queue_create(p->backend->self, &p->context, "communication", &p->queue));
-  return p->backend->ops->event_create(p->backend->self, &p->context, &p->event);
-}
-
-static mfsdp_status close_peer(peer *p) {
-  mfsdp_context *c = &p->context;
-  p->backend->ops->event_destroy(p->backend->self, c, p->event);
-  p->backend->ops->queue_destroy(p->backend->self, c, p->queue);
-  MFSDP_TRY(p->control.ops->destroy(p->control.self, c));
-  MFSDP_TRY(p->transport.ops->destroy(p->transport.self, c));
-  MFSDP_TRY(mfsdp_mpi_world_destroy(c, p->world));
-  MFSDP_TRY(mfsdp_host_backend_destroy(c, p->host));
-  return mfsdp_context_destroy(c);
-}
-
 static mfsdp_status finish(peer *p) {
   MFSDP_TRY(p->backend->ops->event_record(p->backend->self, p->queue, p->event));
   return p->backend->ops->event_wait(p->backend->self, &p->context, p->event, INT64_MAX);
@@ -110,11 +57,6 @@ static mfsdp_status submit(peer *p, const mfsdp_xfer *xfers, int32_t count, uint
   batch.label = label;
   batch.traffic = MFSDP_TRAFFIC_EXPORT;
   return mfsdp_transport_submit(&p->context, &p->transport, p->queue, &batch);
-}
-
-static mfsdp_status allgather(peer *p, const void *in, size_t nbytes, void *out) {
-  return p->control.ops->allgather(p->control.self, &p->context, in, nbytes, out,
-                                   p->control.deadline_us);
 }
 
 static mfsdp_xfer message(int32_t rank, int32_t is_send, void *data, size_t nbytes) {
@@ -348,6 +290,49 @@ static void check_reduce(peer *p, uneven *u, mfsdp_algorithm algorithm, mfsdp_dt
   free(workspace);
 }
 
+/* Every rank's 100 elements and its number to each root in turn, doubled there, and back. */
+static void check_roots(peer *p) {
+  static float shard[MOST_ELEMENTS], full[MOST_ELEMENTS];
+  static int32_t roots[MOST_EXTENTS];
+  static uneven u;
+  mfsdp_coll *gather, *scatter;
+  int64_t i, wrong = 0;
+  int32_t owner, root;
+  memset(&u, 0, sizeof(u));
+  u.layout.struct_nbytes = sizeof(u.layout);
+  u.layout.extents = u.extents;
+  u.layout.world = p->size;
+  u.layout.roots = roots;
+  for (root = 0; root < p->size && root < 3; ++root) {
+    u.layout.full_count = 0; /* each root's buffer starts anew */
+    for (owner = 0; owner < p->size; ++owner) {
+      roots[u.layout.extent_count] = root;
+      add_extent(&u, owner, 100 + owner, 0);
+    }
+  }
+  gather = make_coll(p, &u, MFSDP_COLL_GATHER, MFSDP_DIRECT, MFSDP_F32);
+  scatter = make_coll(p, &u, MFSDP_COLL_SCATTER, MFSDP_DIRECT, MFSDP_F32);
+  if (gather == NULL || scatter == NULL) return;
+  for (i = 0; i < u.segment[p->rank]; ++i)
+    shard[i] = (float)(1000 * p->rank + i);
+  expect(p,
+         mfsdp_gather(&p->context, gather, p->queue, shard, full) == MFSDP_OK &&
+             finish(p) == MFSDP_OK,
+         "gather to roots");
+  for (i = 0; i < u.layout.full_count; ++i)
+    full[i] *= 2.0f;
+  memset(shard, 0, sizeof(shard));
+  expect(p,
+         mfsdp_scatter(&p->context, scatter, p->queue, full, shard) == MFSDP_OK &&
+             finish(p) == MFSDP_OK,
+         "scatter from roots");
+  for (i = 0; i < u.segment[p->rank]; ++i)
+    wrong += shard[i] != 2.0f * (float)(1000 * p->rank + i);
+  expect(p, wrong == 0, "an element did not come back from its root");
+  mfsdp_coll_destroy(&p->context, gather);
+  mfsdp_coll_destroy(&p->context, scatter);
+}
+
 static void check_collectives(peer *p) {
   static const mfsdp_dtype dtypes[4] = {MFSDP_F32, MFSDP_BF16, MFSDP_F16, MFSDP_F64};
   static uneven u;
@@ -360,6 +345,7 @@ static void check_collectives(peer *p) {
       for (d = 0; d < (any ? 3 : 1); ++d)
         check_reduce(p, &u, (mfsdp_algorithm)algorithm, dtypes[d]);
     }
+  check_roots(p);
 }
 
 /*
@@ -463,7 +449,7 @@ static void check_bad_input(peer *p) {
 
 static void run_whole(int worker) {
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
-  int32_t failures = 0, all = 0;
+  int32_t failures = 0;
   const size_t longest = desc.message_nbytes;
   peer p;
   int again;
@@ -472,7 +458,7 @@ static void run_whole(int worker) {
   for (again = 0; again < 2; ++again) {
     mfsdp_status opened;
     desc.message_nbytes = again ? longest : 1000;
-    opened = open_peer(&p, &desc, worker);
+    opened = open_peer(&p, MPI_COMM_WORLD, &desc, worker);
     expect(&p, opened == MFSDP_OK, "open");
     if (opened != MFSDP_OK) break;
     check_allgather(&p);
@@ -491,24 +477,10 @@ static void run_whole(int worker) {
     expect(&p, close_peer(&p) == MFSDP_OK, "close");
     failures += p.failures;
   }
-  (void)MPI_Allreduce(&failures, &all, 1, MPI_INT32_T, MPI_SUM, MPI_COMM_WORLD);
-  if (p.rank == 0)
-    printf("%s %s on %d ranks\n", all == 0 ? "ok" : "not ok", scenario_name, (int)p.size);
+  say_result(failures, p.rank, p.size);
 }
 
 /* ---- scenarios that end in an error ---- */
-
-static void write_verdict(const peer *p, const char *path, mfsdp_status status, int64_t start_us) {
-  char name[1024];
-  FILE *file;
-  (void)snprintf(name, sizeof(name), "%s.%d", path, (int)p->rank);
-  file = fopen(name, "w");
-  if (file == NULL) return;
-  (void)fprintf(file, "%s %d %d %lld %s\n", mfsdp_status_name(status),
-                (int)p->context.error.culprit, (int)p->context.error.rank,
-                (long long)((mfsdp_clock_us() - start_us) / 1000), p->context.error.message);
-  (void)fclose(file);
-}
 
 /* A ring in which everyone waits for the rank before it, time after time. */
 static mfsdp_status ring(peer *p, size_t nbytes, uint64_t check) {
@@ -582,7 +554,7 @@ static void run_failure(const char *how, const char *verdicts) {
   mfsdp_status status;
   peer p;
   desc.deadline_us = DEADLINE_US;
-  if (open_peer(&p, &desc, strstr(how, "-worker") != NULL) != MFSDP_OK) return;
+  if (open_peer(&p, MPI_COMM_WORLD, &desc, strstr(how, "-worker") != NULL) != MFSDP_OK) return;
   if (allgather(&p, &pid, sizeof(pid), pids) != MFSDP_OK) return;
   start_us = mfsdp_clock_us();
   status = fail_as(&p, how);

@@ -230,6 +230,35 @@ TEST(Launch, TheJobIsWhatItsLauncherCallsIt) {
             std::string::npos);
 }
 
+/* A program that was started in a way of its own fills in the struct itself. */
+TEST(Launch, AStructMadeByHand) {
+  const Environment ids = {{"TORCHELASTIC_RUN_ID", "run7"}, {"MFSDP_JOB", "mine"}};
+  mfsdp_launch launch;
+  char job[40] = "";
+  const auto ask = [&](const Environment &environment) {
+    return message_of([&](mfsdp_context *context) {
+      return mfsdp_launch_job(context, &launch, look_up, const_cast<Environment *>(&environment),
+                              job, sizeof(job));
+    });
+  };
+  std::memset(&launch, 0, sizeof(launch));
+  launch.world = 2;
+  const std::string part = "launch: launch is NULL or its struct_nbytes is not";
+  EXPECT_NE(ask(ids).find(part), std::string::npos);
+  EXPECT_NE(message_of([&](mfsdp_context *context) {
+              const char *address;
+              int32_t port;
+              return mfsdp_launch_meeting_point(context, &launch, nullptr, nullptr, &address,
+                                                &port);
+            }).find(part),
+            std::string::npos);
+  launch.struct_nbytes = sizeof(launch); /* and no launcher */
+  EXPECT_EQ(ask(ids), "");
+  EXPECT_STREQ(job, "mine");
+  EXPECT_EQ(ask({{"TORCHELASTIC_RUN_ID", "run7"}}), "");
+  EXPECT_STREQ(job, "");
+}
+
 TEST(Launch, TheEnvironmentItself) {
   mfsdp_context context;
   mfsdp_launch launch;
