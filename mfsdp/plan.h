@@ -24,6 +24,7 @@
  *   plan/serialize.h  mfsdp_plan_serialize, mfsdp_plan_param_hash
  *   plan/audit.h      mfsdp_plan_report, mfsdp_plan_loads, mfsdp_plan_audit
  *   plan/place.h      the planners and the tails; plan/balance.h, search.h, exact.h BALANCED;
+ *   plan/hybrid.h     allow_banded: which matrices become BANDED
  *   plan/caps.h       what caps allow; plan/bound.h lower bounds; plan/layout.h offsets;
  *                     plan/check.h, plan/heap.h private
  * Does not: communicate, hold tensor data, guess a role from a shape or a name, or read plans back.

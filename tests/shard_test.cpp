@@ -160,6 +160,27 @@ TEST(Extents, MoveExactlyTheTensors) {
   }
 }
 
+/* The same with every matrix in row bands: of unequal height, and none for some ranks. */
+TEST(Extents, MoveExactlyTheBands) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Params p;
+    fill_random(&p, seed);
+    for (mfsdp_param &param : p.list)
+      if (param.role == MFSDP_ROLE_MATRIX) param.placement = MFSDP_PLACEMENT_BANDED;
+    for (int32_t world : {1, 2, 7, 65}) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + " world " + std::to_string(world));
+      PlanRig rig;
+      ASSERT_EQ(rig.create(p.desc(world)), MFSDP_OK) << rig.message();
+      for (int32_t u = 0; u < mfsdp_plan_unit_count(rig.plan); ++u)
+        for (mfsdp_layout_kind kind : kKinds) {
+          check_gather(&rig, u, kind);
+          check_merged(&rig, u, kind);
+        }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(Extents, NeighboursWithEqualPaddingAreOne) {
   Params p;
   p.add("a", MFSDP_ROLE_MATRIX, 0, {10, 10}); /* 100: 28 of padding */

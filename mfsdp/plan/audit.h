@@ -26,12 +26,40 @@ typedef struct mfsdp__report {
   const mfsdp_plan *plan;
   mfsdp_plan_summary *out;
   int64_t *cost, *resident, *nbytes, *sent; /* world */
+  int64_t *exchanged, *bands;               /* world; bands: resident bytes of bands */
   mfsdp__keyed *bases;                      /* world */
   mfsdp__keyed *sorted;                     /* matrices */
   int64_t *prefix;                          /* matrices + 1 */
   int32_t *mark;                            /* world, by node: last unit it was seen in, + 1 */
   int32_t matrix_count;
 } mfsdp__report;
+
+/* The first piece of a matrix stands for it: a band may be any of many. */
+MFSDP_API int mfsdp__piece_leads(const mfsdp_piece *piece) {
+  return piece->matrix >= 0 && piece->first == piece->matrix_first;
+}
+
+/* Does it stand for a matrix that the planner put into bands? */
+MFSDP_API int mfsdp__piece_chosen(const mfsdp_plan *plan, const mfsdp_piece *piece) {
+  return mfsdp__piece_leads(piece) && piece->placement == MFSDP_PLACEMENT_BANDED &&
+         plan->params[piece->param].placement != MFSDP_PLACEMENT_BANDED;
+}
+
+/* Costs of all matrices on top of base loads: at home, or where all is replicated at every rank. */
+MFSDP_API void mfsdp__plan_costs(const mfsdp_plan *plan, int64_t *out) {
+  int64_t everywhere = 0;
+  int32_t i;
+  memset(out, 0, (size_t)plan->world * sizeof(*out));
+  for (i = 0; i < plan->piece_count; ++i) {
+    const mfsdp_piece *piece = &plan->pieces[i];
+    if (piece->placement == MFSDP_PLACEMENT_REPLICATED)
+      everywhere += plan->costs[i];
+    else
+      out[piece->home] += plan->costs[i];
+  }
+  for (i = 0; i < plan->world; ++i)
+    out[i] += everywhere + (plan->base_load ? plan->base_load[i] : 0);
+}
 
 MFSDP_API mfsdp_plan_spread mfsdp__spread(const int64_t *values, int32_t world) {
   mfsdp_plan_spread spread;
@@ -79,16 +107,16 @@ MFSDP_API void mfsdp__report_units(const mfsdp_plan *plan, mfsdp_plan_summary *o
   if (out->unit_count > 0) out->gamma_mean = sum / out->unit_count;
 }
 
-/* Nodes that own a matrix of `unit`; *matrices receives how many it has. */
+/* Nodes that own, or are home to, a matrix of `unit`; *matrices receives how many it has. */
 MFSDP_API int32_t mfsdp__report_nodes_of(mfsdp__report *report, int32_t unit, int32_t *matrices) {
   const mfsdp_plan *plan = report->plan;
   const int32_t first = plan->units[unit].piece_first;
   int32_t nodes = 0, i;
   *matrices = 0;
   for (i = first; i < first + plan->units[unit].piece_count; ++i) {
-    const int32_t owner = plan->pieces[i].owner;
-    const int32_t node = plan->node_of_rank ? plan->node_of_rank[owner] : 0;
-    if (plan->pieces[i].matrix < 0) continue;
+    const int32_t home = plan->pieces[i].home;
+    const int32_t node = plan->node_of_rank ? plan->node_of_rank[home] : 0;
+    if (!mfsdp__piece_leads(&plan->pieces[i])) continue;
     ++*matrices;
     nodes += report->mark[node] != unit + 1;
     report->mark[node] = unit + 1;
@@ -124,17 +152,33 @@ MFSDP_API void mfsdp__report_nodes(mfsdp__report *report, mfsdp_unit_report *uni
 /* What each rank holds and computes. */
 MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
   const mfsdp_plan *plan = report->plan;
+  int64_t elements = 0, bytes = 0; /* what every rank holds */
   int32_t i;
-  for (i = 0; i < plan->world; ++i)
-    report->cost[i] = plan->base_load ? plan->base_load[i] : 0;
+  mfsdp__plan_costs(plan, report->cost);
   for (i = 0; i < plan->piece_count; ++i) {
     const mfsdp_piece *piece = &plan->pieces[i];
     const int64_t padded = mfsdp__aligned(piece->count);
-    report->cost[piece->owner] += plan->costs[i];
+    const int64_t nbytes = padded * mfsdp_param_resident_nbytes(&plan->params[piece->param]);
+    if (piece->placement == MFSDP_PLACEMENT_REPLICATED) {
+      elements += padded;
+      bytes += nbytes;
+      continue;
+    }
     report->resident[piece->owner] += padded;
-    report->nbytes[piece->owner] +=
-        padded * mfsdp_param_resident_nbytes(&plan->params[piece->param]);
+    report->nbytes[piece->owner] += nbytes;
+    if (piece->placement != MFSDP_PLACEMENT_BANDED) continue;
+    report->bands[piece->owner] += nbytes;
+    report->out->banded_count += mfsdp__piece_leads(piece);
+    report->out->chosen_count += mfsdp__piece_chosen(plan, piece);
+    if (piece->owner == piece->home) continue;
+    report->exchanged[piece->owner] += piece->count;
+    report->exchanged[piece->home] += piece->count;
   }
+  for (i = 0; i < plan->world; ++i) {
+    report->resident[i] += elements;
+    report->nbytes[i] += bytes;
+  }
+  report->out->exchanged = mfsdp__spread(report->exchanged, plan->world);
   report->out->cost = mfsdp__spread(report->cost, plan->world);
   report->out->resident = mfsdp__spread(report->resident, plan->world);
   report->out->resident_nbytes = mfsdp__spread(report->nbytes, plan->world);
@@ -142,7 +186,8 @@ MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
 
 /*
  * Elements each rank sends in one DIRECT gather and one DIRECT reduce of every unit: its own
- * segment to world - 1 peers, and its contribution to every segment that is not its own.
+ * segment to world - 1 peers, and its contribution to every segment that is not its own. Where all is
+ * REPLICATED, sums are gathered instead of parameters, so nothing of FROZEN tensors.
  */
 MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
   const mfsdp_plan *plan = report->plan;
@@ -154,6 +199,7 @@ MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
     report->sent[r] = reduced;
   for (i = 0; i < plan->piece_count; ++i) {
     const mfsdp_piece *piece = &plan->pieces[i];
+    if (piece->placement == MFSDP_PLACEMENT_REPLICATED && piece->grad_unit_offset < 0) continue;
     if (!mfsdp_i64_mul(piece->count, plan->world - 1, &sent) ||
         !mfsdp_i64_add(report->sent[piece->owner], sent, &report->sent[piece->owner]))
       return MFSDP_FAIL(report->context, MFSDP_E_OVERFLOW,
@@ -169,27 +215,39 @@ MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
 }
 
 /* Sorts the matrices of the plan by falling cost or bytes and proves a bound on the largest sum of
- * it on a rank: the arguments of plan/bound.h. */
+ * it on a rank: the arguments of plan/bound.h. Bands lie where they must: their bytes are loads that
+ * ranks start from. */
 MFSDP_API mfsdp__bound mfsdp__report_prove(mfsdp__report *report, int by_nbytes) {
   const mfsdp_plan *plan = report->plan;
   int32_t i, n = 0;
   for (i = 0; i < plan->piece_count; ++i) {
     const mfsdp_piece *piece = &plan->pieces[i];
-    if (piece->matrix < 0) continue;
+    if (!mfsdp__piece_leads(piece)) continue;
+    if (by_nbytes && piece->placement == MFSDP_PLACEMENT_BANDED) continue;
     report->sorted[n].key =
         -(by_nbytes ? mfsdp__padded_nbytes(&plan->params[piece->param], piece->count)
                     : plan->costs[i]);
     report->sorted[n++].id = i;
   }
-  return mfsdp__bound_prove(report->sorted, report->prefix, n, by_nbytes ? NULL : plan->base_load,
-                            report->bases, plan->world);
+  return mfsdp__bound_prove(report->sorted, report->prefix, n,
+                            by_nbytes ? report->bands : plan->base_load, report->bases,
+                            plan->world);
 }
 
-/* Cost: matrices alone. Bytes: matrices whole, and the tails fill what is left. */
+/* Cost: matrices alone. Bytes: matrices whole, and the tails fill what is left. Where all is
+ * REPLICATED, nothing is placed: what each rank carries is the least. */
 MFSDP_API void mfsdp__report_bounds(mfsdp__report *report) {
   mfsdp_plan_summary *out = report->out;
-  const int64_t world = report->plan->world, sum = out->resident_nbytes.sum;
-  mfsdp__bound bound = mfsdp__report_prove(report, 0);
+  const mfsdp_plan *plan = report->plan;
+  const int64_t world = plan->world, sum = out->resident_nbytes.sum;
+  mfsdp__bound bound;
+  if (plan->piece_count > 0 && plan->pieces[0].placement == MFSDP_PLACEMENT_REPLICATED) {
+    out->cost_bound = out->cost.max;
+    out->resident_nbytes_bound = out->resident_nbytes.max;
+    out->bound = out->resident_bound = MFSDP_BOUND_VOLUME;
+    return;
+  }
+  bound = mfsdp__report_prove(report, 0);
   out->cost_bound = bound.value;
   out->bound = bound.kind;
   bound = mfsdp__report_prove(report, 1);
@@ -209,6 +267,8 @@ MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report, mfsdp_unit_repor
   MFSDP__PLAN_ALLOC(context, report->resident, world, "plan report: elements");
   MFSDP__PLAN_ALLOC(context, report->nbytes, world, "plan report: bytes");
   MFSDP__PLAN_ALLOC(context, report->sent, world, "plan report: traffic");
+  MFSDP__PLAN_ALLOC(context, report->exchanged, world, "plan report: exchange of bands");
+  MFSDP__PLAN_ALLOC(context, report->bands, world, "plan report: bytes of bands");
   MFSDP__PLAN_ALLOC(context, report->bases, world, "plan report: base loads");
   MFSDP__PLAN_ALLOC(context, report->sorted, report->matrix_count, "plan report: order");
   MFSDP__PLAN_ALLOC(context, report->prefix, (int64_t)report->matrix_count + 1,
@@ -250,8 +310,10 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   report.out = summary;
   *summary = mfsdp_plan_summary_default();
   for (i = 0; i < plan->piece_count; ++i)
-    report.matrix_count += plan->pieces[i].matrix >= 0;
+    report.matrix_count += mfsdp__piece_leads(&plan->pieces[i]);
   summary->world = plan->world;
+  summary->predicted_owned = plan->predicted_owned;
+  summary->predicted = plan->predicted;
   summary->matrix_count = report.matrix_count;
   summary->piece_count = plan->piece_count;
   mfsdp__report_units(plan, summary, units, unit_capacity);
@@ -260,6 +322,8 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
   MFSDP__PLAN_FREE(context, report.resident, plan->world);
   MFSDP__PLAN_FREE(context, report.nbytes, plan->world);
   MFSDP__PLAN_FREE(context, report.sent, plan->world);
+  MFSDP__PLAN_FREE(context, report.exchanged, plan->world);
+  MFSDP__PLAN_FREE(context, report.bands, plan->world);
   MFSDP__PLAN_FREE(context, report.bases, plan->world);
   MFSDP__PLAN_FREE(context, report.sorted, report.matrix_count);
   MFSDP__PLAN_FREE(context, report.prefix, (int64_t)report.matrix_count + 1);
@@ -274,17 +338,13 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_loads(mfsdp_context *context,
                                                       const mfsdp_plan *plan, int64_t *out,
                                                       int32_t world) {
-  int32_t i;
   if (plan == NULL || out == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan loads: %s is NULL",
                       plan == NULL ? "plan" : "out");
   if (world != plan->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan loads: world is %d, needs %d", (int)world,
                       (int)plan->world);
-  for (i = 0; i < world; ++i)
-    out[i] = plan->base_load ? plan->base_load[i] : 0;
-  for (i = 0; i < plan->piece_count; ++i)
-    out[plan->pieces[i].owner] += plan->costs[i];
+  mfsdp__plan_costs(plan, out);
   return MFSDP_OK;
 }
 
@@ -311,20 +371,59 @@ MFSDP_API MFSDP_FORMAT(2, 3) void mfsdp__text_add(mfsdp__text *text, const char 
   if (text->used >= text->capacity) text->used = text->capacity - 1;
 }
 
-/* Owners in the order of the pieces; a list longer than this ends in "...". */
+/* Owners or homes in the order of the pieces; a list longer than this ends in "...". */
 #define MFSDP__AUDIT_OWNERS 16
 
-MFSDP_API void mfsdp__audit_owners(mfsdp__text *text, const mfsdp_plan *plan, int32_t param) {
-  int32_t i, count;
-  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(plan, param, &count);
-  if (count == 0) {
-    mfsdp__text_add(text, "  owner none (empty)");
-    return;
+/* Whether a piece stands in the list: bands, or what is not; of a matrix in bands the first. */
+MFSDP_API int mfsdp__audit_lists(const mfsdp_piece *piece, int banded) {
+  if (piece->placement != MFSDP_PLACEMENT_BANDED) return !banded;
+  return banded && mfsdp__piece_leads(piece);
+}
+
+MFSDP_API void mfsdp__audit_list(mfsdp__text *text, const mfsdp_piece *pieces, int32_t count,
+                                 int banded, const char *what) {
+  int32_t i, listed = 0;
+  for (i = 0; i < count; ++i) {
+    if (!mfsdp__audit_lists(&pieces[i], banded)) continue;
+    if (listed++ == 0) mfsdp__text_add(text, "  %s", what);
+    if (listed <= MFSDP__AUDIT_OWNERS) mfsdp__text_add(text, " %d", (int)pieces[i].home);
   }
-  mfsdp__text_add(text, count == 1 ? "  owner" : "  owners");
-  for (i = 0; i < count && i < MFSDP__AUDIT_OWNERS; ++i)
-    mfsdp__text_add(text, " %d", (int)pieces[i].owner);
-  if (count > MFSDP__AUDIT_OWNERS) mfsdp__text_add(text, " ... (%d pieces)", (int)count);
+  if (listed > MFSDP__AUDIT_OWNERS)
+    mfsdp__text_add(text, " ... (%d %s)", (int)listed, banded ? "matrices" : "pieces");
+}
+
+MFSDP_API void mfsdp__audit_owners(mfsdp__text *text, const mfsdp_plan *plan, int32_t param) {
+  int32_t i, count, owned = 0, banded = 0;
+  const mfsdp_piece *pieces = mfsdp_plan_param_pieces(plan, param, &count);
+  for (i = 0; i < count; ++i) {
+    owned += mfsdp__audit_lists(&pieces[i], 0);
+    banded += mfsdp__audit_lists(&pieces[i], 1);
+  }
+  if (count == 0)
+    mfsdp__text_add(text, "  owner none (empty)");
+  else if (pieces[0].placement == MFSDP_PLACEMENT_REPLICATED)
+    mfsdp__audit_list(text, pieces, count, 0, "replicated, sums at");
+  else
+    mfsdp__audit_list(text, pieces, count, 0, owned == 1 ? "owner" : "owners");
+  if (banded > 0)
+    mfsdp__text_add(text, plan->params[param].placement == MFSDP_PLACEMENT_BANDED
+                              ? "  banded"
+                              : "  banded by choice");
+  mfsdp__audit_list(text, pieces, count, 1, banded == 1 ? "home" : "homes");
+}
+
+/* What allow_banded has come to. */
+MFSDP_API void mfsdp__audit_choice(mfsdp__text *text, const mfsdp_plan *plan) {
+  int32_t i, matrices = 0, chosen = 0;
+  for (i = 0; i < plan->piece_count; ++i) {
+    matrices += mfsdp__piece_leads(&plan->pieces[i]);
+    chosen += mfsdp__piece_chosen(plan, &plan->pieces[i]);
+  }
+  mfsdp__text_add(text,
+                  "allow_banded: %d of %d matrices banded by choice, predicted step %lld units "
+                  "of cost instead of %lld",
+                  (int)chosen, (int)matrices, (long long)plan->predicted,
+                  (long long)plan->predicted_owned);
 }
 
 MFSDP_API void mfsdp__audit_line(mfsdp__text *text, const mfsdp_plan *plan, int32_t index,
@@ -357,6 +456,10 @@ MFSDP_API void mfsdp__audit_line(mfsdp__text *text, const mfsdp_plan *plan, int3
  * Calls `line` once per parameter in declared order, without a newline; the text is valid during
  * the call: NAME  [SHAPE]  unit U  ROLE [VIEW -> N matrices]  group G  owners R R ...  ALGORITHM
  *   NAME  [SHAPE]  unit U  ROLE  alias of NAME
+ * REPLICATED tensors have "replicated, sums at R R ..." in place of owners; BANDED matrices "banded
+ * homes R R ..." ("banded by choice" where allow_banded did it), behind the owners of other matrices of
+ * the tensor where there are such. With allow_banded a last line says how many matrices it moved, and
+ * the predicted step with and without.
  * `algorithm` names the optimizer a parameter will really get ("muon", "adamw"); it is not asked
  * for FROZEN parameters ("none") and aliases. NULL, or a NULL from it, prints "?", so that nobody
  * takes a guess for a fact. E_ARGUMENT for a NULL plan or line; E_MEMORY (one line of scratch,
@@ -376,11 +479,16 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_audit(mfsdp_context *context,
     const size_t length = strlen(plan->params[i].name);
     if (length > longest) longest = length;
   }
-  text.capacity = 2 * longest + 640; /* two names, 8 dimensions, 16 owners, numbers and words */
+  text.capacity = 2 * longest + 896; /* two names, 8 dimensions, 2 * 16 ranks, numbers and words */
   MFSDP__PLAN_ALLOC(context, text.data, text.capacity, "plan audit: line");
   for (i = 0; i < plan->param_count; ++i) {
     text.used = 0;
     mfsdp__audit_line(&text, plan, i, algorithm, user);
+    line(user, text.data);
+  }
+  if (plan->allow_banded) {
+    text.used = 0;
+    mfsdp__audit_choice(&text, plan);
     line(user, text.data);
   }
   MFSDP__PLAN_FREE(context, text.data, text.capacity);

@@ -97,7 +97,9 @@ MFSDP_API void mfsdp__balance_matrices(mfsdp__balance *balance) {
   mfsdp__search *search = &balance->search;
   const mfsdp_plan *plan = search->build->plan;
   int64_t nbytes = 0;
-  int32_t u, j, matrix = 0;
+  int32_t u, j, r, matrix = 0;
+  for (r = 0; r < plan->world; ++r)
+    nbytes += search->build->band_nbytes[r];
   for (u = 0; u < plan->unit_count; ++u)
     for (j = 0; j < plan->units[u].param_count; ++j) {
       const int32_t i = plan->unit_params[plan->units[u].param_first + j];
@@ -112,7 +114,8 @@ MFSDP_API void mfsdp__balance_matrices(mfsdp__balance *balance) {
         search->unit[matrix] = u;
         search->elements[matrix] = cursor.rows * cursor.cols;
         search->key[MFSDP__BY_NBYTES][matrix] =
-            mfsdp__padded_nbytes(param, search->elements[matrix]);
+            search->build->banded[matrix] ? 0
+                                          : mfsdp__padded_nbytes(param, search->elements[matrix]);
         nbytes += search->key[MFSDP__BY_NBYTES][matrix++];
       }
     }
@@ -240,6 +243,7 @@ MFSDP_API void mfsdp__balance_start(mfsdp__balance *balance) {
   for (i = 0; i < plan->world; ++i) {
     balance->search.head[i] = -1;
     balance->search.load[0][i] = plan->base_load ? plan->base_load[i] : 0;
+    balance->search.load[1][i] = build->band_nbytes[i];
   }
   for (i = 0; i < plan->world; ++i) {
     build->heap[i].key = balance->search.load[0][balance->rank_of[i]];

@@ -66,7 +66,8 @@ MFSDP_API mfsdp_status mfsdp__caps_check_matrix(mfsdp__build *build, int32_t ind
   const mfsdp_param *param = &plan->params[index];
   const int64_t nbytes = mfsdp__padded_nbytes(param, rows * cols);
   const int32_t unit = param->unit;
-  if (nbytes > caps->max_resident_nbytes)
+  if (nbytes > caps->max_resident_nbytes && !plan->allow_banded &&
+      param->placement != MFSDP_PLACEMENT_BANDED)
     return MFSDP__PARAM_FAIL(build->context, MFSDP_E_ARGUMENT, index, param,
                              "its %lld x %lld matrix alone takes %lld bytes: "
                              "caps.max_resident_nbytes %lld is %lld too few",

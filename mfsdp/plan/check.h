@@ -44,7 +44,9 @@ typedef struct mfsdp__build {
   int32_t *owner_of;           /* param_count: alias resolution */
   int32_t *lead;               /* 2 * unit_count: see mfsdp__plan_unit.lead */
   int64_t *cost;               /* matrix_count: by non-empty matrix in order */
-  int32_t *owner;              /* matrix_count */
+  int32_t *owner;              /* matrix_count; the home of one in bands */
+  unsigned char *banded;       /* matrix_count: 1 if it is cut into bands */
+  int64_t *band_nbytes;        /* world: what the bands keep resident */
   int32_t *unit_first;         /* unit_count + 1: first non-empty matrix of a unit */
   mfsdp__keyed *items;         /* item_count */
   mfsdp__keyed *heap, *picked; /* world */
@@ -83,6 +85,36 @@ MFSDP_API mfsdp_status mfsdp__check_caps(mfsdp_context *context, const mfsdp_pla
   return MFSDP_OK;
 }
 
+/* A cap that is set and does not go with a placement. */
+MFSDP_API const char *mfsdp__cap_against(const mfsdp_plan_caps *caps, mfsdp_placement placement) {
+  if (placement == MFSDP_PLACEMENT_REPLICATED)
+    return caps->max_resident_nbytes != MFSDP_PLAN_NO_CAP ? "max_resident_nbytes" : NULL;
+  if (placement != MFSDP_PLACEMENT_BANDED) return NULL;
+  if (caps->max_gamma_permille != MFSDP_PLAN_NO_CAP) return "max_gamma_permille";
+  return caps->max_owners != MFSDP_PLAN_NO_CAP ? "max_owners" : NULL;
+}
+
+/* Whether matrices may become BANDED. */
+MFSDP_API mfsdp_status mfsdp__check_banded(mfsdp_context *context, const mfsdp_plan_desc *desc) {
+  const char *cap = mfsdp__cap_against(&desc->caps, MFSDP_PLACEMENT_BANDED);
+  if (!desc->allow_banded) return MFSDP_OK;
+  if (desc->banded_wire_cost < 1)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "plan: allow_banded needs a banded_wire_cost of at least 1 (units of cost that a "
+        "byte takes), has %lld",
+        (long long)desc->banded_wire_cost);
+  if (desc->materialize_count < 0 || desc->reduce_count < 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "plan: materialize_count is %d and reduce_count is %d, each needs at least 0",
+                      (int)desc->materialize_count, (int)desc->reduce_count);
+  if (cap != NULL)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "plan: allow_banded does not go with caps.%s: set it to MFSDP_PLAN_NO_CAP",
+                      cap);
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__check_desc(mfsdp_context *context, const mfsdp_plan_desc *desc) {
   if (desc->struct_nbytes != sizeof(*desc))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -100,13 +132,10 @@ MFSDP_API mfsdp_status mfsdp__check_desc(mfsdp_context *context, const mfsdp_pla
   if (strcmp(mfsdp_planner_name(desc->planner), "invalid") == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan: planner is %d, needs an mfsdp_planner",
                       (int)desc->planner);
-  if (desc->residency == MFSDP_RESIDENCY_RESIDENT)
-    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                      "plan: residency resident is not built yet, needs sharded (value %d)",
-                      (int)MFSDP_RESIDENCY_SHARDED);
-  if (desc->residency != MFSDP_RESIDENCY_SHARDED)
+  if (strcmp(mfsdp_residency_name(desc->residency), "invalid") == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "plan: residency is %d, needs an mfsdp_residency",
                       (int)desc->residency);
+  MFSDP_TRY(mfsdp__check_banded(context, desc));
   return mfsdp__check_caps(context, desc);
 }
 
@@ -159,6 +188,41 @@ MFSDP_API mfsdp_status mfsdp__check_params(mfsdp__build *build) {
   return MFSDP_OK;
 }
 
+/* What placements of several tensors, residency and caps need of each other. */
+MFSDP_API mfsdp_status mfsdp__check_placements(mfsdp__build *build) {
+  const mfsdp_plan_desc *desc = build->desc;
+  int32_t i, first = -1;
+  for (i = 0; i < desc->param_count; ++i) {
+    const mfsdp_param *param = &desc->params[i];
+    const int replicated = param->placement == MFSDP_PLACEMENT_REPLICATED;
+    const char *cap = mfsdp__cap_against(&desc->caps, param->placement);
+    if (param->alias_of != NULL) continue;
+    if (first < 0) first = i;
+    if (replicated != (desc->params[first].placement == MFSDP_PLACEMENT_REPLICATED))
+      return MFSDP__PARAM_FAIL(build->context, MFSDP_E_UNSUPPORTED, i, param,
+                               "placement is %s but %s for '%.100s': a plan has all of its tensors "
+                               "replicated or none, give the others a plan (group) of their own",
+                               mfsdp_placement_name(param->placement),
+                               mfsdp_placement_name(desc->params[first].placement),
+                               desc->params[first].name);
+    if (replicated && desc->residency != MFSDP_RESIDENCY_RESIDENT)
+      return MFSDP__PARAM_FAIL(build->context, MFSDP_E_UNSUPPORTED, i, param,
+                               "placement is replicated but the plan's residency %s: set "
+                               "MFSDP_RESIDENCY_RESIDENT",
+                               mfsdp_residency_name(desc->residency));
+    if (replicated && desc->allow_banded)
+      return MFSDP__PARAM_FAIL(build->context, MFSDP_E_UNSUPPORTED, i, param,
+                               "placement is replicated, but allow_banded is %d: needs 0",
+                               (int)desc->allow_banded);
+    if (cap != NULL)
+      return MFSDP__PARAM_FAIL(build->context, MFSDP_E_UNSUPPORTED, i, param,
+                               "placement is %s, which caps.%s does not go with: set it to "
+                               "MFSDP_PLAN_NO_CAP",
+                               mfsdp_placement_name(param->placement), cap);
+  }
+  return MFSDP_OK;
+}
+
 /* Fills the name table; the same name twice is an error. */
 MFSDP_API mfsdp_status mfsdp__check_names(mfsdp__build *build) {
   const mfsdp_param *params = build->desc->params;
@@ -195,6 +259,7 @@ MFSDP_API const char *mfsdp__alias_difference(const mfsdp_param *alias, const mf
         if (alias->part_rows[i] != owner->part_rows[i]) return "part_rows";
     }
   }
+  if (alias->placement != owner->placement) return "placement";
   return alias->hyper_group != owner->hyper_group ? "hyper_group" : NULL;
 }
 

@@ -42,6 +42,8 @@ MFSDP_API void mfsdp__build_free(mfsdp__build *build) {
   MFSDP__PLAN_FREE(context, build->lead, 2 * (int64_t)build->unit_count);
   MFSDP__PLAN_FREE(context, build->cost, build->matrix_count);
   MFSDP__PLAN_FREE(context, build->owner, build->matrix_count);
+  MFSDP__PLAN_FREE(context, build->banded, build->matrix_count);
+  MFSDP__PLAN_FREE(context, build->band_nbytes, world);
   MFSDP__PLAN_FREE(context, build->unit_first, build->unit_count + 1);
   MFSDP__PLAN_FREE(context, build->items, build->item_count);
   MFSDP__PLAN_FREE(context, build->heap, world);
@@ -62,6 +64,7 @@ MFSDP_API mfsdp_status mfsdp__build_check(mfsdp__build *build) {
   MFSDP_TRY(mfsdp__check_desc(build->context, build->desc));
   MFSDP_TRY(mfsdp__check_base_load(build->context, build->desc, &base_sum));
   MFSDP_TRY(mfsdp__check_params(build));
+  MFSDP_TRY(mfsdp__check_placements(build));
   while (slot_count < 2 * (size_t)build->desc->param_count)
     slot_count *= 2;
   build->slot_count = build->desc->param_count > 0 ? slot_count : 0;
@@ -84,6 +87,12 @@ MFSDP_API mfsdp_status mfsdp__build_alloc_plan(mfsdp__build *build) {
   plan->planner = desc->planner;
   plan->residency = desc->residency;
   plan->world = desc->world;
+  plan->allow_banded = desc->allow_banded != 0;
+  if (plan->allow_banded) { /* else they mean nothing */
+    plan->materialize_count = desc->materialize_count;
+    plan->reduce_count = desc->reduce_count;
+    plan->banded_wire_cost = desc->banded_wire_cost;
+  }
   plan->param_count = desc->param_count;
   plan->unit_count = build->unit_count;
   plan->name_nbytes = build->name_nbytes;
@@ -207,6 +216,8 @@ MFSDP_API mfsdp_status mfsdp__build_place(mfsdp__build *build) {
   MFSDP__PLAN_ALLOC(context, build->owned, plan->world, "plan: ranks");
   MFSDP__PLAN_ALLOC(context, build->cost, build->matrix_count, "plan: costs");
   MFSDP__PLAN_ALLOC(context, build->owner, build->matrix_count, "plan: owners");
+  MFSDP__PLAN_ALLOC(context, build->banded, build->matrix_count, "plan: bands");
+  MFSDP__PLAN_ALLOC(context, build->band_nbytes, plan->world, "plan: bytes of bands");
   MFSDP__PLAN_ALLOC(context, build->unit_first, units + 1, "plan: matrices of units");
   MFSDP__PLAN_ALLOC(context, build->items, build->item_count, "plan: items to place");
   MFSDP__PLAN_ALLOC(context, build->heap, plan->world, "plan: ranks");
@@ -218,7 +229,12 @@ MFSDP_API mfsdp_status mfsdp__build_place(mfsdp__build *build) {
   mfsdp__build_runs(build);
   MFSDP__PLAN_ALLOC(context, build->runs, build->run_capacity, "plan: element runs");
   MFSDP_TRY(mfsdp__place_costs(build));
+  mfsdp__place_bands(build);
   MFSDP_TRY(mfsdp__place_matrices(build));
+  if (plan->allow_banded) {
+    MFSDP_TRY(mfsdp__place_hybrid(build));
+    mfsdp__place_bands(build);
+  }
   mfsdp__place_tails(build);
   return MFSDP_OK;
 }
@@ -226,7 +242,7 @@ MFSDP_API mfsdp_status mfsdp__build_place(mfsdp__build *build) {
 MFSDP_API mfsdp_status mfsdp__build_layout(mfsdp__build *build) {
   mfsdp_context *context = build->context;
   mfsdp_plan *plan = build->plan;
-  int64_t pieces = build->matrix_count, blocks;
+  int64_t pieces = mfsdp__layout_count_matrix_pieces(build), blocks;
   mfsdp__sink sink;
   int32_t u;
   for (u = 0; u < plan->unit_count; ++u)
@@ -272,6 +288,7 @@ MFSDP_API mfsdp_status mfsdp__build_run(mfsdp__build *build) {
  * Time O(n log n + world log world) for n parameters, matrices and runs, and no table of
  * parameters x world. A unit whose tail is larger than 4096 * world elements touches all ranks, unless
  * there are so many that MFSDP__TAIL_PARTS limits them.
+ * allow_banded adds MFSDP__HYBRID_WORK steps, about half a second, and a pass over the bands.
  * BALANCED adds up to five searches of MFSDP__BALANCE_WORK steps, half a second each; its caps may
  * make it try all ranks for each matrix.
  */

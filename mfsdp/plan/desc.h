@@ -27,6 +27,7 @@
 #define MFSDP_PLAN_MAX_UNIT ((1 << 20) - 1)        /* largest unit number */
 #define MFSDP_PLAN_MAX_ELEMENTS (INT64_C(1) << 46) /* of all tensors together, padding included */
 #define MFSDP_PLAN_MAX_PIECES (INT64_C(1) << 30)   /* of matrices, of element runs, of blocks */
+#define MFSDP_PLAN_BANDS 64 /* most row bands that a BANDED matrix is cut into */
 
 /* ---- descriptions ---- */
 
@@ -40,16 +41,24 @@ typedef enum mfsdp_view {
   MFSDP_VIEW_HEADS      /* (rows, cols): head_count matrices of rows/head_count rows */
 } mfsdp_view;
 
-/* Where a matrix lies between steps. Only OWNED is built so far; the others are E_UNSUPPORTED. */
+/*
+ * Where the matrices of a tensor lie between steps. A property of the description; a plan with
+ * allow_banded may turn OWNED matrices into BANDED ones, so ask each piece for its own.
+ *   OWNED       whole on its owner, empty elsewhere. ELEMENTWISE and FROZEN tensors: runs of blocks.
+ *   BANDED      MATRIX only. Each matrix of the view lies in row bands on the ranks (mfsdp_plan_band)
+ *               and is assembled for the step; the planner chooses a home rank that updates it.
+ *   REPLICATED  Every rank holds and updates it; its pieces say where the sums of its gradients go. All
+ *               tensors of a plan or none, and with residency RESIDENT.
+ */
 typedef enum mfsdp_placement {
-  MFSDP_PLACEMENT_OWNED = 1, /* whole on its owner, empty elsewhere */
-  MFSDP_PLACEMENT_BANDED,    /* row bands on all ranks, assembled for the step */
-  MFSDP_PLACEMENT_REPLICATED /* on every rank */
+  MFSDP_PLACEMENT_OWNED = 1,
+  MFSDP_PLACEMENT_BANDED,
+  MFSDP_PLACEMENT_REPLICATED
 } mfsdp_placement;
 
 typedef enum mfsdp_residency {
   MFSDP_RESIDENCY_SHARDED = 1, /* full parameters exist only while a unit is acquired (ZeRO-3) */
-  MFSDP_RESIDENCY_RESIDENT     /* full parameters stay (ZeRO-1); E_UNSUPPORTED so far */
+  MFSDP_RESIDENCY_RESIDENT     /* full parameters stay (ZeRO-1), beside what is owned */
 } mfsdp_residency;
 
 /*
@@ -103,8 +112,8 @@ typedef struct mfsdp_param {
 } mfsdp_param;
 /*
  * Aliases (tied weights). The owner is the tensor named by alias_of; it stands in an earlier unit,
- * or earlier in the same unit, and is no alias itself. The alias repeats shape, role, view, dtypes
- * and hyper_group of the owner, has no pieces and no room in its unit's buffer: acquiring its unit
+ * or earlier in the same unit, and is no alias itself. The alias repeats shape, role, view, dtypes,
+ * hyper_group and placement of the owner, has no pieces and no room in its unit's buffer: acquiring its unit
  * also acquires the owner's unit.
  *
  * Empty tensors, (0,8) or (8,0), are legal: they keep their place in the audit, the hash and the
@@ -142,7 +151,8 @@ MFSDP_API mfsdp_param mfsdp_param_2d(const char *name, int32_t unit, mfsdp_role 
 /*
  * What BALANCED keeps; MFSDP_PLAN_NO_CAP: no such cap. COST_AWARE uses max_gamma_permille as said
  * above; the other planners keep none and refuse any. Caps that no plan can keep, or for which none
- * is found, are E_ARGUMENT, and the message says by how much.
+ * is found, are E_ARGUMENT, and the message says by how much. BANDED matrices, or that some may become
+ * so, go with max_resident_nbytes alone, REPLICATED tensors with the other two: E_UNSUPPORTED else.
  */
 typedef struct mfsdp_plan_caps {
   /* Bytes that one rank owns, as mfsdp_param_resident_nbytes counts them, padding included; >= 0 */
@@ -172,9 +182,20 @@ typedef struct mfsdp_plan_desc {
    * mfsdp_cost_newton_schulz, _shampoo and _soap, and mfsdp_plan_cost_elements fit here. */
   int64_t (*cost)(void *user, int32_t param, int64_t rows, int64_t cols);
   void *user; /* handed to cost */
+  /* 1: OWNED matrices may become BANDED where that makes the predicted step shorter, or where
+   * caps.max_resident_nbytes cannot be kept otherwise: see plan/hybrid.h. The three fields below are
+   * read only then. The canonical blocks of all MATRIX tensors are then those of BANDED ones, so that the
+   * choice does not show in norms. */
+  int32_t allow_banded;
+  int32_t materialize_count, reduce_count; /* gathers and reduces of a unit in a step, >= 0 */
+  /* Units of cost that a byte on a rank's link takes, >= 1. A unit of the Newton-Schulz cost is 2 FLOPs in
+   * each of its steps, so with 5 steps: FLOP/s over 10 times the link's bytes/s. It scales what is
+   * predicted; what becomes BANDED follows from bytes alone, since homes keep their costs. */
+  int64_t banded_wire_cost;
 } mfsdp_plan_desc;
 
-/* No parameters, world 0 (invalid), BALANCED, SHARDED, one node, no caps, default cost. */
+/* No parameters, world 0 (invalid), BALANCED, SHARDED, one node, no caps, default cost, no matrix
+ * becomes BANDED; units are gathered twice and reduced once a step. */
 MFSDP_API mfsdp_plan_desc mfsdp_plan_desc_default(void) {
   mfsdp_plan_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -184,6 +205,8 @@ MFSDP_API mfsdp_plan_desc mfsdp_plan_desc_default(void) {
   desc.caps.max_resident_nbytes = MFSDP_PLAN_NO_CAP;
   desc.caps.max_gamma_permille = MFSDP_PLAN_NO_CAP;
   desc.caps.max_owners = MFSDP_PLAN_NO_CAP;
+  desc.materialize_count = 2;
+  desc.reduce_count = 1;
   return desc;
 }
 
@@ -205,8 +228,8 @@ typedef enum mfsdp_layout_kind {
 } mfsdp_layout_kind;
 
 /*
- * What one rank owns in one stretch: a whole matrix, or a run of canonical blocks of an ELEMENTWISE
- * or FROZEN tensor (at most one run per tensor and rank). count >= 1 always.
+ * What one rank owns in one stretch: a whole matrix, the band of a BANDED one, or a run of canonical
+ * blocks of an ELEMENTWISE or FROZEN tensor (at most one run per tensor and rank). count >= 1 always.
  * In a unit's full buffer every tensor is contiguous in row-major order and starts on a multiple of
  * MFSDP_ALIGN_ELEMENTS; tensors stand in declared order. The owner packs its pieces of a unit in
  * the same order into its segment, each on a multiple of MFSDP_ALIGN_ELEMENTS. Gaps are zero.
@@ -215,18 +238,22 @@ typedef struct mfsdp_piece {
   int32_t param, matrix; /* matrix: number within the tensor's view; -1 for element runs */
   int32_t unit, owner;
   int64_t first, count;     /* elements of the tensor: first .. first + count - 1 */
-  int64_t rows, cols;       /* of the matrix; 1 x count for element runs */
+  int64_t rows, cols;       /* of the matrix or the band; 1 x count for element runs */
   int64_t unit_offset;      /* of the piece in the unit's GATHER buffer */
   int64_t shard_offset;     /* in the owner's GATHER segment of this unit */
   int64_t grad_unit_offset; /* the same two in the REDUCE layout; -1 for FROZEN */
   int64_t grad_shard_offset;
+  int64_t matrix_first, matrix_rows; /* first and rows of the whole matrix; else its own */
+  mfsdp_placement placement;         /* of this matrix or run */
+  int32_t home;                      /* the rank that updates the matrix; owner unless BANDED */
 } mfsdp_piece;
 
 /*
  * Canonical blocks: what norms are summed over and tensors are cut at, so that results do not
- * depend on the world. A whole matrix of a MATRIX tensor, or mfsdp_plan_block_elements(numel)
- * elements of an ELEMENTWISE one (the last may be shorter). FROZEN tensors, aliases and empty
- * matrices have none.
+ * depend on the world. A whole matrix of a MATRIX tensor, but mfsdp_plan_band_rows(rows) rows of it
+ * where it is BANDED or the plan was made with allow_banded; or mfsdp_plan_block_elements(numel)
+ * elements of an ELEMENTWISE one. (The last of a matrix or tensor may be shorter.) FROZEN tensors,
+ * aliases and empty matrices have none.
  */
 typedef struct mfsdp_norm_block {
   int64_t first, count; /* elements of the tensor */
@@ -246,7 +273,7 @@ typedef struct mfsdp_plan_spread {
 
 typedef struct mfsdp_unit_report {
   int32_t unit, owner_count; /* ranks with a non-empty segment */
-  int32_t node_count;        /* nodes that own a matrix of it */
+  int32_t node_count;        /* nodes that own, or are home to, a matrix of it */
   int64_t payload;           /* elements of the unit, without padding */
   int64_t max_segment;       /* the largest payload that one rank owns */
   double gamma;              /* max_segment / (payload / world); 0 for an empty unit */
@@ -263,19 +290,25 @@ typedef enum mfsdp_plan_bound {
 typedef struct mfsdp_plan_summary {
   size_t struct_nbytes;
   int32_t world, unit_count, matrix_count, piece_count; /* non-empty units and matrices */
+  int32_t banded_count;                                 /* of the matrices */
   double gamma_max, gamma_mean;                         /* over non-empty units; mean unweighted */
   /* node_count of a unit over the most that it could be, the smaller of its matrices and the nodes:
    * 1 is the widest spread. Over units with matrices, mean unweighted; 1 without any. */
   double node_spread_min, node_spread_mean;
-  mfsdp_plan_spread cost;            /* base_load included */
-  mfsdp_plan_spread resident;        /* owned elements, padding included */
+  mfsdp_plan_spread cost;            /* base_load included; of BANDED matrices at their homes */
+  mfsdp_plan_spread resident;        /* owned elements, padding included; all where REPLICATED */
   mfsdp_plan_spread resident_nbytes; /* the same by mfsdp_param_resident_nbytes */
   mfsdp_plan_spread sent;            /* payload elements of one DIRECT gather and reduce per unit */
+  mfsdp_plan_spread exchanged;       /* elements of bands sent in a step: to homes and back */
   int64_t cost_bound;                /* no plan of these matrices has a smaller cost.max */
   mfsdp_plan_bound bound;            /* the argument that binds */
   double cost_ratio;                 /* cost.max / cost_bound; 1 if both are 0 */
-  int64_t resident_nbytes_bound;     /* no plan has a smaller resident_nbytes.max */
-  mfsdp_plan_bound resident_bound;   /* the argument that binds */
+  int64_t resident_nbytes_bound;   /* no plan with these bands has a smaller resident_nbytes.max */
+  mfsdp_plan_bound resident_bound; /* the argument that binds */
+  /* With allow_banded: the predicted step in units of cost, before and with what was chosen for it;
+   * chosen_count: matrices that are BANDED though their tensors are described as OWNED. Else 0. */
+  int64_t predicted_owned, predicted;
+  int32_t chosen_count;
 } mfsdp_plan_summary;
 
 /* Zeros, with its size: what mfsdp_plan_report fills. */
@@ -302,6 +335,26 @@ MFSDP_API int64_t mfsdp_plan_block_elements(int64_t numel) {
   while (block < numel / 1024 + (numel % 1024 != 0))
     block *= 2;
   return block;
+}
+
+/* Rows of a band block of a matrix of rows >= 0 rows: ceil(rows / MFSDP_PLAN_BANDS). Independent of
+ * the world. */
+MFSDP_API int64_t mfsdp_plan_band_rows(int64_t rows) {
+  return rows / MFSDP_PLAN_BANDS + (rows % MFSDP_PLAN_BANDS != 0);
+}
+
+/*
+ * The rows that `rank` of `world` holds of a BANDED matrix: *first .. *first + *count - 1. Of its n
+ * band blocks, those from n * rank / world to n * (rank + 1) / world: none where n is too small.
+ */
+MFSDP_API void mfsdp_plan_band(int64_t rows, int32_t world, int32_t rank, int64_t *first,
+                               int64_t *count) {
+  const int64_t block = mfsdp_plan_band_rows(rows);
+  const int64_t blocks = block > 0 ? rows / block + (rows % block != 0) : 0;
+  int64_t end = blocks * (rank + 1) / world * block;
+  *first = blocks * rank / world * block;
+  if (end > rows) end = rows; /* the last block may be shorter */
+  *count = end - *first;
 }
 
 /* Bytes that an owned element keeps resident before optimizer state: master, the compute copy if
@@ -331,6 +384,15 @@ MFSDP_API const char *mfsdp_placement_name(mfsdp_placement placement) {
   case MFSDP_PLACEMENT_OWNED: return "owned";
   case MFSDP_PLACEMENT_BANDED: return "banded";
   case MFSDP_PLACEMENT_REPLICATED: return "replicated";
+  }
+  return "invalid";
+}
+
+/* The residency in lower case; "invalid" for none; never NULL. */
+MFSDP_API const char *mfsdp_residency_name(mfsdp_residency residency) {
+  switch (residency) {
+  case MFSDP_RESIDENCY_SHARDED: return "sharded";
+  case MFSDP_RESIDENCY_RESIDENT: return "resident";
   }
   return "invalid";
 }

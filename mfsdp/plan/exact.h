@@ -53,12 +53,14 @@ MFSDP_API int mfsdp__exact_admits(const mfsdp__exact *exact, int32_t depth, int3
   return elements <= build->limit[unit] && owners <= build->desc->caps.max_owners;
 }
 
-/* A rank without matrices is tried once per base load. */
+/* A rank without matrices is tried once per base load and bytes of bands. */
 MFSDP_API int mfsdp__exact_repeats(const mfsdp__exact *exact, int32_t rank) {
   int32_t r;
   if (exact->held[rank] > 0) return 0;
   for (r = 0; r < rank; ++r)
-    if (exact->held[r] == 0 && exact->load[0][r] == exact->load[0][rank]) return 1;
+    if (exact->held[r] == 0 && exact->load[0][r] == exact->load[0][rank] &&
+        exact->load[1][r] == exact->load[1][rank])
+      return 1;
   return 0;
 }
 
@@ -131,8 +133,10 @@ MFSDP_API void mfsdp__exact_run(mfsdp__search *search, const int32_t *sorted, in
   memset(&exact, 0, sizeof(exact));
   exact.search = search;
   exact.count = build->matrix_count;
-  for (i = 0; i < world; ++i)
+  for (i = 0; i < world; ++i) {
     exact.load[0][i] = build->plan->base_load ? build->plan->base_load[i] : 0;
+    exact.load[1][i] = build->band_nbytes[i];
+  }
   for (i = 0; i < exact.count; ++i)
     exact.item[i] = sorted[i];
   exact.best = INT64_MAX;

@@ -26,40 +26,62 @@ MFSDP_API int64_t mfsdp__aligned(int64_t count) {
   return padded;
 }
 
-MFSDP_API void mfsdp__emit_piece(mfsdp__build *build, mfsdp__emit *emit, int32_t param,
-                                 int32_t owner, int32_t matrix, int64_t first, int64_t rows,
-                                 int64_t cols) {
+/* A whole matrix or a run; bands change what differs. */
+MFSDP_API mfsdp_piece *mfsdp__emit_piece(mfsdp__build *build, mfsdp__emit *emit, int32_t param,
+                                         int32_t owner, int64_t first, int64_t rows, int64_t cols) {
   const mfsdp_plan *plan = build->plan;
   mfsdp_piece *piece = &build->plan->pieces[emit->piece++];
   piece->param = param;
-  piece->matrix = matrix;
+  piece->matrix = -1;
   piece->unit = plan->params[param].unit;
-  piece->owner = owner;
-  piece->first = first;
+  piece->owner = piece->home = owner;
+  piece->first = piece->matrix_first = first;
   piece->count = rows * cols;
-  piece->rows = rows;
+  piece->rows = piece->matrix_rows = rows;
   piece->cols = cols;
+  piece->placement = plan->params[param].placement;
   piece->unit_offset = plan->infos[param].offset[0] + first;
   piece->grad_unit_offset = plan->infos[param].offset[1];
   if (piece->grad_unit_offset >= 0) piece->grad_unit_offset += first;
+  return piece;
+}
+
+/* The pieces of the matrix that the cursor shows: one, or one per rank that holds a band. */
+MFSDP_API void mfsdp__emit_matrix(mfsdp__build *build, mfsdp__emit *emit, int32_t param,
+                                  const mfsdp__view_cursor *cursor) {
+  const int32_t matrix = emit->matrix++, home = build->owner[matrix];
+  mfsdp__band_cursor band = mfsdp__band_begin(cursor->rows, build->plan->world);
+  build->plan->costs[emit->piece] = build->cost[matrix];
+  if (!build->banded[matrix]) {
+    mfsdp__emit_piece(build, emit, param, home, cursor->first, cursor->rows, cursor->cols)->matrix =
+        cursor->matrix;
+    return;
+  }
+  while (mfsdp__band_next(&band)) {
+    mfsdp_piece *piece =
+        mfsdp__emit_piece(build, emit, param, band.rank, cursor->first + band.first * cursor->cols,
+                          band.count, cursor->cols);
+    piece->matrix = cursor->matrix;
+    piece->placement = MFSDP_PLACEMENT_BANDED;
+    piece->home = home;
+    piece->matrix_first = cursor->first;
+    piece->matrix_rows = cursor->rows;
+  }
 }
 
 /* The pieces of one tensor. Runs of a unit were made in its declared order. */
 MFSDP_API void mfsdp__emit_param(mfsdp__build *build, mfsdp__emit *emit, int32_t param) {
-  mfsdp_plan *plan = build->plan;
-  mfsdp__plan_param *info = &plan->infos[param];
+  const mfsdp_plan *plan = build->plan;
+  mfsdp__plan_param *info = &build->plan->infos[param];
   info->piece_first = emit->piece;
   if (plan->params[param].role == MFSDP_ROLE_MATRIX) {
     mfsdp__view_cursor cursor = mfsdp__view_begin();
-    while (mfsdp__view_next(&plan->params[param], info->numel, &cursor)) {
-      plan->costs[emit->piece] = build->cost[emit->matrix];
-      mfsdp__emit_piece(build, emit, param, build->owner[emit->matrix++], cursor.matrix,
-                        cursor.first, cursor.rows, cursor.cols);
-    }
+    while (mfsdp__view_next(&plan->params[param], info->numel, &cursor))
+      mfsdp__emit_matrix(build, emit, param, &cursor);
   }
   while (emit->run < emit->run_end && build->runs[emit->run].param == param) {
     const mfsdp__run *run = &build->runs[emit->run++];
-    mfsdp__emit_piece(build, emit, param, run->owner, -1, run->first, 1, run->count);
+    (void)mfsdp__emit_piece(build, emit, param, run->owner, run->first, 1, run->count);
   }
   info->piece_count = emit->piece - info->piece_first;
 }
@@ -80,6 +102,22 @@ MFSDP_API void mfsdp__layout_unit(mfsdp_plan *plan, int32_t unit) {
       table->payload[kind] += info->numel;
     }
   }
+}
+
+/* Pieces of all matrices. */
+MFSDP_API int64_t mfsdp__layout_count_matrix_pieces(const mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int64_t pieces = 0;
+  int32_t u, j, matrix = 0;
+  for (u = 0; u < plan->unit_count; ++u)
+    for (j = 0; j < plan->units[u].param_count; ++j) {
+      const int32_t i = plan->unit_params[plan->units[u].param_first + j];
+      mfsdp__view_cursor cursor = mfsdp__view_begin();
+      if (plan->params[i].alias_of != NULL || plan->params[i].role != MFSDP_ROLE_MATRIX) continue;
+      while (mfsdp__view_next(&plan->params[i], plan->infos[i].numel, &cursor))
+        pieces += build->banded[matrix++] ? mfsdp__band_count(cursor.rows, plan->world) : 1;
+    }
+  return pieces;
 }
 
 /* Emits all pieces; unit buffers are laid out on the way. */
@@ -168,12 +206,11 @@ MFSDP_API void mfsdp__layout_segments(mfsdp__build *build) {
 MFSDP_API int64_t mfsdp__layout_count_blocks(const mfsdp_plan *plan) {
   int64_t count = 0;
   int32_t i;
-  for (i = 0; i < plan->param_count; ++i) {
-    const int64_t numel = plan->infos[i].numel;
-    const int64_t block = mfsdp_plan_block_elements(numel);
-    if (plan->params[i].alias_of != NULL) continue;
-    if (plan->params[i].role == MFSDP_ROLE_MATRIX) count += plan->infos[i].piece_count;
-    if (plan->params[i].role == MFSDP_ROLE_ELEMENTWISE) count += (numel + block - 1) / block;
+  for (i = 0; i < plan->piece_count; ++i) {
+    const mfsdp_piece *piece = &plan->pieces[i];
+    const int64_t cut = mfsdp__plan_cut(plan, piece);
+    if (plan->params[piece->param].role == MFSDP_ROLE_FROZEN) continue;
+    count += piece->count / cut + (piece->count % cut != 0);
   }
   return count;
 }

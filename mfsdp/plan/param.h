@@ -91,6 +91,42 @@ MFSDP_API int mfsdp__view_next(const mfsdp_param *param, int64_t numel,
   return 0;
 }
 
+/* ---- bands ---- */
+
+/* Walks over the bands of a matrix by rank; ranks without rows are left out. */
+typedef struct mfsdp__band_cursor {
+  int64_t rows, next;   /* of the matrix; the band block to come */
+  int64_t first, count; /* rows shown */
+  int32_t world, rank;
+} mfsdp__band_cursor;
+
+MFSDP_API mfsdp__band_cursor mfsdp__band_begin(int64_t rows, int32_t world) {
+  mfsdp__band_cursor cursor;
+  memset(&cursor, 0, sizeof(cursor));
+  cursor.rows = rows;
+  cursor.world = world;
+  return cursor;
+}
+
+/* Shows the next band: 1, or 0 at the end. At most MFSDP_PLAN_BANDS steps, however large the world. */
+MFSDP_API int mfsdp__band_next(mfsdp__band_cursor *cursor) {
+  const int64_t block = mfsdp_plan_band_rows(cursor->rows), world = cursor->world;
+  const int64_t blocks = block > 0 ? cursor->rows / block + (cursor->rows % block != 0) : 0;
+  if (cursor->next >= blocks) return 0;
+  /* The lowest rank with blocks * (rank + 1) / world > next. */
+  cursor->rank = (int32_t)(((cursor->next + 1) * world + blocks - 1) / blocks - 1);
+  cursor->next = blocks * (cursor->rank + 1) / world;
+  mfsdp_plan_band(cursor->rows, cursor->world, cursor->rank, &cursor->first, &cursor->count);
+  return 1;
+}
+
+/* Ranks that hold a band. */
+MFSDP_API int64_t mfsdp__band_count(int64_t rows, int32_t world) {
+  const int64_t block = mfsdp_plan_band_rows(rows);
+  const int64_t blocks = block > 0 ? rows / block + (rows % block != 0) : 0;
+  return blocks < world ? blocks : world;
+}
+
 /* ---- validation ---- */
 
 MFSDP_API mfsdp_status mfsdp__param_check_shape(mfsdp_context *context, const mfsdp_param *param,
@@ -137,10 +173,11 @@ MFSDP_API mfsdp_status mfsdp__param_check_enums(mfsdp_context *context, const mf
   if (strcmp(mfsdp_placement_name(param->placement), "invalid") == 0)
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                              "placement is %d, needs an mfsdp_placement", (int)param->placement);
-  if (param->placement != MFSDP_PLACEMENT_OWNED)
-    return MFSDP__PARAM_FAIL(context, MFSDP_E_UNSUPPORTED, index, param,
-                             "placement %s is not built yet, needs owned",
-                             mfsdp_placement_name(param->placement));
+  if (param->placement == MFSDP_PLACEMENT_BANDED && param->role != MFSDP_ROLE_MATRIX)
+    return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
+                             "placement banded is for matrices, role %s needs owned (which spreads "
+                             "it) or replicated",
+                             mfsdp_role_name(param->role));
   return MFSDP_OK;
 }
 

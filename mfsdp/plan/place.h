@@ -2,7 +2,8 @@
 /*
  * plan/place.h - the planners: which rank owns which matrix, and how the tails level the ranks.
  *
- * Matrices first, by the rules at mfsdp_planner in plan/desc.h. Then the tails. The ELEMENTWISE and
+ * Matrices first, by the rules at mfsdp_planner in plan/desc.h: a BANDED one gets its home so, and its
+ * bytes lie where its bands do. Then the tails. The ELEMENTWISE and
  * FROZEN tensors of a unit, one after the other, are its tail. With resident bytes as
  * mfsdp_param_resident_nbytes counts them, padding included:
  *   1. T is the level that all tails together would fill the ranks to, over their matrices.
@@ -10,7 +11,7 @@
  *   3. A tail of n elements goes to the ranks furthest below T (ties: lower rank): at most
  *      w = min(world, ceil(n / 4096)) of them (where the w of all tails sum past
  *      MFSDP__TAIL_PARTS, a part of each in proportion), and no more than it takes to hold it below T in at
- *      least ceil(n / m) parts, m the largest matrix of the unit (without one: as many as
+ *      least ceil(n / m) parts, m the largest matrix or band of the unit (without one: as many as
  *      possible). Ranks at or above T are left out unless none is below.
  *   4. The line is cut among them in rank order, in proportion to how far each is below T (where
  *      all that is less than the tail, the rest goes on top in equal parts), each cut moved to the
@@ -26,6 +27,7 @@
 
 #include "../cost.h"
 #include "balance.h"
+#include "hybrid.h"
 
 /* Parts of all tails together, about: a plan of very many tails on very many ranks must stay small,
  * and with so many of them each needs few ranks to level all. */
@@ -40,6 +42,13 @@ MFSDP_API int64_t mfsdp__place_cost(const mfsdp_plan_desc *desc, int32_t param, 
   if (desc->planner == MFSDP_PLANNER_BALANCED)
     return mfsdp_cost_newton_schulz(NULL, param, rows, cols);
   return rows * cols;
+}
+
+/* Whether a matrix lies in bands from the start: as described, or since no rank could hold it. */
+MFSDP_API unsigned char mfsdp__place_in_bands(const mfsdp_plan_desc *desc, const mfsdp_param *param,
+                                              int64_t count) {
+  if (param->placement == MFSDP_PLACEMENT_BANDED) return 1;
+  return desc->allow_banded && mfsdp__padded_nbytes(param, count) > desc->caps.max_resident_nbytes;
 }
 
 /* Every non-empty matrix in order: its cost, and where each unit's matrices start. */
@@ -73,12 +82,33 @@ MFSDP_API mfsdp_status mfsdp__place_costs(mfsdp__build *build) {
                                    "with its cost %lld the costs sum past 64 bits, needs a coarser "
                                    "unit of cost",
                                    (long long)cost);
+        build->banded[matrix] = mfsdp__place_in_bands(desc, param, cursor.rows * cursor.cols);
         build->cost[matrix++] = cost;
       }
     }
   }
   build->unit_first[plan->unit_count] = matrix;
   return MFSDP_OK;
+}
+
+/* What the bands of all BANDED matrices keep resident, by rank. */
+MFSDP_API void mfsdp__place_bands(mfsdp__build *build) {
+  const mfsdp_plan *plan = build->plan;
+  int32_t u, j, matrix = 0;
+  memset(build->band_nbytes, 0, (size_t)plan->world * sizeof(*build->band_nbytes));
+  for (u = 0; u < plan->unit_count; ++u)
+    for (j = 0; j < plan->units[u].param_count; ++j) {
+      const int32_t i = plan->unit_params[plan->units[u].param_first + j];
+      const mfsdp_param *param = &plan->params[i];
+      mfsdp__view_cursor cursor = mfsdp__view_begin();
+      if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
+      while (mfsdp__view_next(param, plan->infos[i].numel, &cursor)) {
+        mfsdp__band_cursor band = mfsdp__band_begin(cursor.rows, plan->world);
+        if (!build->banded[matrix++]) continue;
+        while (mfsdp__band_next(&band))
+          build->band_nbytes[band.rank] += mfsdp__padded_nbytes(param, band.count * cursor.cols);
+      }
+    }
 }
 
 /* Matrices first .. last - 1, the costliest first, each to the least loaded rank. The heap holds
@@ -179,17 +209,24 @@ MFSDP_API void mfsdp__tail_size(const mfsdp_plan *plan, int32_t unit, int64_t *e
   }
 }
 
-/* Elements of the largest matrix of a unit; 0 if it has none. */
-MFSDP_API int64_t mfsdp__unit_largest(const mfsdp_plan *plan, int32_t unit) {
+/* Elements of the largest matrix or band of a unit; 0 if it has none. */
+MFSDP_API int64_t mfsdp__unit_largest(const mfsdp__build *build, int32_t unit) {
+  const mfsdp_plan *plan = build->plan;
   int64_t largest = 0;
-  int32_t j;
+  int32_t j, matrix = build->unit_first[unit];
   for (j = 0; j < plan->units[unit].param_count; ++j) {
     const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
     const mfsdp_param *param = &plan->params[i];
     mfsdp__view_cursor cursor = mfsdp__view_begin();
     if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
-    while (mfsdp__view_next(param, plan->infos[i].numel, &cursor))
-      if (cursor.rows * cursor.cols > largest) largest = cursor.rows * cursor.cols;
+    while (mfsdp__view_next(param, plan->infos[i].numel, &cursor)) {
+      mfsdp__band_cursor band = mfsdp__band_begin(cursor.rows, plan->world);
+      int64_t rows = build->banded[matrix] ? 0 : cursor.rows;
+      while (build->banded[matrix] && mfsdp__band_next(&band))
+        if (band.count > rows) rows = band.count;
+      if (rows * cursor.cols > largest) largest = rows * cursor.cols;
+      ++matrix;
+    }
   }
   return largest;
 }
@@ -211,16 +248,19 @@ MFSDP_API int32_t mfsdp__tail_width(const mfsdp__build *build, int64_t elements)
 /* What the matrices keep resident, by rank. */
 MFSDP_API void mfsdp__place_resident(mfsdp__build *build) {
   const mfsdp_plan *plan = build->plan;
-  int32_t u, j, matrix = 0;
+  int32_t u, j, r, matrix = 0;
+  for (r = 0; r < plan->world; ++r)
+    build->resident[r] = build->band_nbytes[r];
   for (u = 0; u < plan->unit_count; ++u)
     for (j = 0; j < plan->units[u].param_count; ++j) {
       const int32_t i = plan->unit_params[plan->units[u].param_first + j];
       const mfsdp_param *param = &plan->params[i];
       mfsdp__view_cursor cursor = mfsdp__view_begin();
       if (param->alias_of != NULL || param->role != MFSDP_ROLE_MATRIX) continue;
-      while (mfsdp__view_next(param, plan->infos[i].numel, &cursor))
-        build->resident[build->owner[matrix++]] +=
-            mfsdp__padded_nbytes(param, cursor.rows * cursor.cols);
+      for (; mfsdp__view_next(param, plan->infos[i].numel, &cursor); ++matrix)
+        if (!build->banded[matrix])
+          build->resident[build->owner[matrix]] +=
+              mfsdp__padded_nbytes(param, cursor.rows * cursor.cols);
     }
 }
 
@@ -296,7 +336,7 @@ MFSDP_API int32_t mfsdp__tail_pick(mfsdp__build *build, int32_t unit, int64_t el
                                    int64_t nbytes, int64_t level, int64_t *sum) {
   const int32_t world = build->plan->world;
   const int32_t width = mfsdp__tail_width(build, elements);
-  const int64_t largest = mfsdp__unit_largest(build->plan, unit);
+  const int64_t largest = mfsdp__unit_largest(build, unit);
   const int64_t parts = largest > 4096 ? (elements + largest - 1) / largest : width;
   int32_t picked = 0, j;
   *sum = 0;

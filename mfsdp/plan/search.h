@@ -29,7 +29,7 @@
 
 typedef struct mfsdp__search {
   mfsdp__build *build;
-  int64_t *key[2];     /* by matrix: cost, resident bytes */
+  int64_t *key[2];     /* by matrix: cost, resident bytes (of a BANDED one none: it has no owner) */
   int64_t *load[2];    /* by rank */
   int64_t cap[2];      /* of a load */
   int32_t *unit;       /* by matrix */
@@ -94,7 +94,7 @@ MFSDP_API void mfsdp__search_link(mfsdp__search *search, int by) {
   for (i = 0; i < plan->world; ++i) {
     search->head[i] = -1;
     search->load[0][i] = plan->base_load ? plan->base_load[i] : 0;
-    search->load[1][i] = 0;
+    search->load[1][i] = build->band_nbytes[i];
     search->place[i] = 0;
   }
   for (i = 0; i <= last; ++i) { /* the last of a list first, so that each is put at the front */

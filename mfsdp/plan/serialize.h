@@ -6,17 +6,18 @@
  *   mfsdp_plan_serialize(&context, plan, NULL, 0, &nbytes);          // query, then fill
  *   mfsdp_plan_serialize(&context, plan, buffer, nbytes, &nbytes);
  *
- * Format, version 2. Integers are little-endian two's complement, nothing is padded. A string is a
+ * Format, version 3. Integers are little-endian two's complement, nothing is padded. A string is a
  * u32 length and its bytes.
  *   "MFSDPPLN" u32 version  u32 world  u32 planner  u32 residency  u32 param_count  u32 unit_count
  *   i64 max_resident_nbytes max_gamma_permille max_owners  (2^63 - 1: no cap)
+ *   u32 allow_banded materialize_count reduce_count  i64 banded_wire_cost
  *   u32 node_count  i32 node_of_rank[node_count]  (node_count: 0 or world)
  *   per parameter in declared order:
  *     string name  string alias_of ("" if none)  u32 ndim unit hyper_group  i64 shape[ndim]
  *     u32 role view placement compute master grad wire is_slice local_matrix_ok head_count
  *     u32 part_count  i64 part_rows[part_count]
  *     u32 piece_count, per piece: i32 matrix  u32 owner  i64 first count rows cols unit_offset
- *     shard_offset grad_unit_offset grad_shard_offset
+ *     shard_offset grad_unit_offset grad_shard_offset matrix_first matrix_rows  u32 placement home
  *   u64 FNV-1a hash of all bytes before it
  * Does not: read plans back.
  * Link flags: none.
@@ -93,6 +94,10 @@ MFSDP_API void mfsdp__sink_param(mfsdp__sink *sink, const mfsdp_plan *plan, int3
     mfsdp__sink_integer(sink, pieces[i].shard_offset, 8);
     mfsdp__sink_integer(sink, pieces[i].grad_unit_offset, 8);
     mfsdp__sink_integer(sink, pieces[i].grad_shard_offset, 8);
+    mfsdp__sink_integer(sink, pieces[i].matrix_first, 8);
+    mfsdp__sink_integer(sink, pieces[i].matrix_rows, 8);
+    mfsdp__sink_integer(sink, (int64_t)pieces[i].placement, 4);
+    mfsdp__sink_integer(sink, pieces[i].home, 4);
   }
 }
 
@@ -102,7 +107,7 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
   sink->nbytes = 0;
   sink->hash = MFSDP_HASH_SEED;
   mfsdp__sink_bytes(sink, "MFSDPPLN", 8);
-  mfsdp__sink_integer(sink, 2, 4);
+  mfsdp__sink_integer(sink, 3, 4);
   mfsdp__sink_integer(sink, plan->world, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->planner, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->residency, 4);
@@ -111,6 +116,10 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
   mfsdp__sink_integer(sink, plan->caps.max_resident_nbytes, 8);
   mfsdp__sink_integer(sink, plan->caps.max_gamma_permille, 8);
   mfsdp__sink_integer(sink, plan->caps.max_owners, 8);
+  mfsdp__sink_integer(sink, plan->allow_banded, 4);
+  mfsdp__sink_integer(sink, plan->materialize_count, 4);
+  mfsdp__sink_integer(sink, plan->reduce_count, 4);
+  mfsdp__sink_integer(sink, plan->banded_wire_cost, 8);
   mfsdp__sink_integer(sink, (int64_t)plan->node_count, 4);
   for (i = 0; i < (int32_t)plan->node_count; ++i)
     mfsdp__sink_integer(sink, plan->node_of_rank[i], 4);
@@ -119,25 +128,39 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
 }
 
 /*
- * What a plan is made with beside its parameters. "planner", "residency", the caps and
- * "node_of_rank": NULL behind the last.
+ * What a plan is made with beside its parameters. "planner", "residency", the caps, "node_of_rank"
+ * and what allow_banded needs: NULL behind the last.
  */
 MFSDP_API const char *mfsdp_plan_setting_name(int32_t setting) {
-  static const char *const names[6] = {
-      "planner",         "residency",   "caps.max_resident_nbytes", "caps.max_gamma_permille",
-      "caps.max_owners", "node_of_rank"};
-  return setting >= 0 && setting < 6 ? names[setting] : NULL;
+  static const char *const names[10] = {"planner",
+                                        "residency",
+                                        "caps.max_resident_nbytes",
+                                        "caps.max_gamma_permille",
+                                        "caps.max_owners",
+                                        "node_of_rank",
+                                        "allow_banded",
+                                        "materialize_count",
+                                        "reduce_count",
+                                        "banded_wire_cost"};
+  return setting >= 0 && setting < 10 ? names[setting] : NULL;
 }
 
 /* Hash of one of them: the first that differs between ranks is the one to name. 0 out of range. */
 MFSDP_API uint64_t mfsdp_plan_setting_hash(const mfsdp_plan *plan, int32_t setting) {
-  const int64_t values[5] = {(int64_t)plan->planner, (int64_t)plan->residency,
-                             plan->caps.max_resident_nbytes, plan->caps.max_gamma_permille,
-                             plan->caps.max_owners};
+  const int64_t values[10] = {(int64_t)plan->planner,
+                              (int64_t)plan->residency,
+                              plan->caps.max_resident_nbytes,
+                              plan->caps.max_gamma_permille,
+                              plan->caps.max_owners,
+                              0,
+                              plan->allow_banded,
+                              plan->materialize_count,
+                              plan->reduce_count,
+                              plan->banded_wire_cost};
   uint64_t hash = MFSDP_HASH_SEED;
   size_t i;
   if (mfsdp_plan_setting_name(setting) == NULL) return 0;
-  if (setting < 5) return mfsdp_hash_u64(hash, (uint64_t)values[setting]);
+  if (setting != 5) return mfsdp_hash_u64(hash, (uint64_t)values[setting]);
   for (i = 0; i < plan->node_count; ++i)
     hash = mfsdp_hash_u64(hash, (uint64_t)plan->node_of_rank[i]);
   return hash;

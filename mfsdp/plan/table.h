@@ -43,6 +43,9 @@ struct mfsdp_plan {
   mfsdp_residency residency;
   mfsdp_plan_caps caps;
   int32_t world, param_count, unit_count, piece_count, segment_count, block_count;
+  int32_t allow_banded, materialize_count, reduce_count;
+  int64_t banded_wire_cost;
+  int64_t predicted_owned, predicted; /* with allow_banded: see plan/hybrid.h */
   uint64_t hash;
   mfsdp_param *params; /* copies: names point into `names`, part_rows into `part_rows` */
   mfsdp__plan_param *infos;
@@ -192,8 +195,9 @@ MFSDP_API const mfsdp_piece *mfsdp_plan_param_pieces(const mfsdp_plan *plan, int
   return *count > 0 ? plan->pieces + plan->infos[param].piece_first : NULL;
 }
 
-/* The cost the planner gave to a piece: of its matrix as described, 0 for element runs and out of
- * range. */
+/* The cost the planner gave to a piece: of its matrix as described, which its home carries; 0 for the
+ * bands of a matrix behind its first (so that costs of pieces sum to those of matrices), for element
+ * runs and out of range. */
 MFSDP_API int64_t mfsdp_plan_piece_cost(const mfsdp_plan *plan, int32_t piece) {
   return piece >= 0 && piece < plan->piece_count ? plan->costs[piece] : 0;
 }
@@ -286,6 +290,13 @@ MFSDP_API int64_t mfsdp_plan_segment_payload(const mfsdp_plan *plan, int32_t uni
 
 /* ---- canonical blocks ---- */
 
+/* Elements of the canonical blocks of a piece. Pieces start at a block of their matrix or tensor. */
+MFSDP_API int64_t mfsdp__plan_cut(const mfsdp_plan *plan, const mfsdp_piece *piece) {
+  if (piece->matrix < 0) return mfsdp_plan_block_elements(plan->infos[piece->param].numel);
+  if (piece->placement != MFSDP_PLACEMENT_BANDED && !plan->allow_banded) return piece->count;
+  return mfsdp_plan_band_rows(piece->matrix_rows) * piece->cols;
+}
+
 /* Canonical blocks of the whole plan. */
 MFSDP_API int32_t mfsdp_plan_block_count(const mfsdp_plan *plan) {
   return plan->block_count;
@@ -308,12 +319,10 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_blocks(mfsdp_context *context,
   *count = plan->block_count;
   for (i = 0; i < plan->param_count; ++i) {
     const mfsdp__plan_param *info = &plan->infos[i];
-    const int64_t cut = plan->params[i].role == MFSDP_ROLE_ELEMENTWISE
-                            ? mfsdp_plan_block_elements(info->numel)
-                            : MFSDP_PLAN_MAX_ELEMENTS;
     if (plan->params[i].role == MFSDP_ROLE_FROZEN) continue;
     for (j = info->piece_first; j < info->piece_first + info->piece_count; ++j) {
       const mfsdp_piece *piece = &plan->pieces[j];
+      const int64_t cut = mfsdp__plan_cut(plan, piece);
       int64_t done = 0;
       for (; done < piece->count && written < capacity; ++written) {
         mfsdp_norm_block *block = &out[written];

@@ -170,11 +170,11 @@ d.residency = static_cast<mfsdp_residency>(0);
   "residency is 0"
 }
 }
-, {"ResidencyResident", BREAK{UNUSED;
-d.residency = MFSDP_RESIDENCY_RESIDENT;
+, {"ResidencyTooLarge", BREAK{UNUSED;
+d.residency = static_cast<mfsdp_residency>(3);
 }
-, MFSDP_E_UNSUPPORTED, {
-  "residency resident", "not built"
+, MFSDP_E_ARGUMENT, {
+  "residency is 3", "mfsdp_residency"
 }
 }
 , {"BaseLoadNegative", BREAK{UNUSED;
@@ -354,18 +354,102 @@ p[kConv].placement = static_cast<mfsdp_placement>(0);
   "placement is 0"
 }
 }
-, {"PlacementBanded", BREAK{UNUSED;
+, {"PlacementBandedVector", BREAK{UNUSED;
+p[kVector].placement = MFSDP_PLACEMENT_BANDED;
+}
+, MFSDP_E_ARGUMENT, {
+  "'vector'", "placement banded is for matrices", "role elementwise needs owned"
+}
+}
+, {"PlacementBandedMaxGamma", BREAK{UNUSED;
 p[kConv].placement = MFSDP_PLACEMENT_BANDED;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_gamma_permille = 2000;
 }
 , MFSDP_E_UNSUPPORTED, {
-  "'conv'", "placement banded", "needs owned"
+  "'conv'", "placement is banded", "caps.max_gamma_permille", "MFSDP_PLAN_NO_CAP"
 }
 }
-, {"PlacementReplicated", BREAK{UNUSED;
+, {"PlacementBandedMaxOwners", BREAK{UNUSED;
+p[kConv].placement = MFSDP_PLACEMENT_BANDED;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_owners = 2;
+}
+, MFSDP_E_UNSUPPORTED, {
+  "'conv'", "placement is banded", "caps.max_owners"
+}
+}
+, {"PlacementReplicatedAlone", BREAK{UNUSED;
 p[kConv].placement = MFSDP_PLACEMENT_REPLICATED;
+d.residency = MFSDP_RESIDENCY_RESIDENT;
 }
 , MFSDP_E_UNSUPPORTED, {
-  "placement replicated"
+  "'conv'", "placement is replicated but owned for 'whole'", "all of its tensors"
+}
+}
+, {"PlacementReplicatedSharded", BREAK{UNUSED;
+for (mfsdp_param &param : p)
+  param.placement = MFSDP_PLACEMENT_REPLICATED;
+}
+, MFSDP_E_UNSUPPORTED, {
+  "'whole'", "residency sharded", "MFSDP_RESIDENCY_RESIDENT"
+}
+}
+, {"PlacementReplicatedAllowBanded", BREAK{
+for (mfsdp_param &param : p)
+  param.placement = MFSDP_PLACEMENT_REPLICATED;
+d.residency = MFSDP_RESIDENCY_RESIDENT;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+}
+, MFSDP_E_UNSUPPORTED, {
+  "'whole'", "placement is replicated", "allow_banded is 1"
+}
+}
+, {"AllowBandedWireCost", BREAK{UNUSED;
+d.allow_banded = 1;
+}
+, MFSDP_E_ARGUMENT, {
+  "banded_wire_cost of at least 1", "has 0"
+}
+}
+, {"AllowBandedMaterialize", BREAK{UNUSED;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+d.materialize_count = -1;
+}
+, MFSDP_E_ARGUMENT, {
+  "materialize_count is -1"
+}
+}
+, {"AllowBandedReduce", BREAK{UNUSED;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+d.reduce_count = -3;
+}
+, MFSDP_E_ARGUMENT, {
+  "reduce_count is -3", "at least 0"
+}
+}
+, {"AllowBandedMaxOwners", BREAK{UNUSED;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_owners = 2;
+}
+, MFSDP_E_UNSUPPORTED, {
+  "allow_banded does not go with caps.max_owners"
+}
+}
+, {"PlacementReplicatedMaxResident", BREAK{
+for (mfsdp_param &param : p)
+  param.placement = MFSDP_PLACEMENT_REPLICATED;
+d.residency = MFSDP_RESIDENCY_RESIDENT;
+d.planner = MFSDP_PLANNER_BALANCED;
+d.caps.max_resident_nbytes = 1 << 30;
+}
+, MFSDP_E_UNSUPPORTED, {
+  "'whole'", "placement is replicated", "caps.max_resident_nbytes"
 }
 }
 ,
@@ -652,6 +736,13 @@ p[kAlias].hyper_group = 1;
 }
 , MFSDP_E_ARGUMENT, {
   "'alias'", "hyper_group differs"
+}
+}
+, {"AliasPlacement", BREAK{UNUSED;
+p[kAlias].placement = MFSDP_PLACEMENT_BANDED;
+}
+, MFSDP_E_ARGUMENT, {
+  "'alias'", "placement differs", "'whole'"
 }
 }
 ,
