@@ -15,7 +15,7 @@ static mfsdp_status talk(mfsdp_context *context, const mfsdp_transport *transpor
                          mfsdp_queue *queue) {
   mfsdp_extent extent = {1, 0, 0, COUNT,
                          COUNT}; /* owner, place in the buffer, in the shard, counts */
-  mfsdp_layout layout = {sizeof(layout), &extent, 1, RANKS, MFSDP_F32, COUNT};
+  mfsdp_layout layout = {sizeof(layout), &extent, 1, RANKS, MFSDP_F32, COUNT, NULL};
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
   float shard[COUNT] = {0, 1, 2, 3, 4, 5, 6, 7}, full[COUNT], sum[COUNT];
   const mfsdp_backend *backend = transport->backend;

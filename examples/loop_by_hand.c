@@ -26,7 +26,7 @@ typedef struct state {
 
 static mfsdp_status create_unit(mfsdp_threads_rank *rank, state *s, int u) {
   mfsdp_extent extents[RANKS];
-  mfsdp_layout layout = {sizeof(layout), extents, 0, RANKS, MFSDP_F32, FULL};
+  mfsdp_layout layout = {sizeof(layout), extents, 0, RANKS, MFSDP_F32, FULL, NULL};
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
   desc.layout = &layout;
   desc.transport = &rank->transport;

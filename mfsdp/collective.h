@@ -3,9 +3,10 @@
  * collective.h - owner-segment gather and reduce over a transport.
  *
  * A unit's full buffer is cut into extents, each owned by one rank. `gather` gives every rank the
- * full buffer; `reduce` gives every owner the sum of its extents over all ranks. Segments are
- * uneven and may be empty. Creating a collective emits its list of operations; running it replays
- * the list without allocation.
+ * full buffer; `reduce` gives every owner the sum of its extents over all ranks. With
+ * mfsdp_layout.roots a gather brings each extent to one rank alone, and `scatter` brings it back.
+ * Segments are uneven and may be empty. Creating a collective emits its list of operations; running
+ * it replays the list without allocation.
  *
  *   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
  *   desc.kind = MFSDP_COLL_GATHER;  desc.traffic = MFSDP_TRAFFIC_MATERIALIZE;
@@ -62,7 +63,9 @@ MFSDP_API void mfsdp__coll_emit(mfsdp__coll_emitter *m, mfsdp_algorithm algorith
   const int gather = coll->kind == MFSDP_COLL_GATHER;
   coll->op_count = coll->xfer_count = coll->term_count = 0;
   m->batch_first = 0;
-  if (algorithm == MFSDP_RING)
+  if (m->layout->roots != NULL || coll->kind == MFSDP_COLL_SCATTER)
+    mfsdp__coll_emit_rooted(m);
+  else if (algorithm == MFSDP_RING)
     gather ? mfsdp__coll_emit_gather_ring(m) : mfsdp__coll_emit_reduce_ring(m);
   else if (algorithm == MFSDP_HIERARCHICAL)
     gather ? mfsdp__coll_emit_gather_hierarchical(m) : mfsdp__coll_emit_reduce_hierarchical(m);
@@ -114,9 +117,22 @@ MFSDP_API void mfsdp__coll_index_nodes(mfsdp__coll_emitter *m) {
   m->node_at[m->node_count] = filled;
 }
 
+/* Which extents this rank has to do with. */
+MFSDP_API void mfsdp__coll_index_involved(mfsdp__coll_emitter *m, void *tables) {
+  const mfsdp_layout *layout = m->layout;
+  int32_t i;
+  m->involved = (int32_t *)tables;
+  for (i = 0; i < layout->extent_count; ++i)
+    if (layout->extents[i].count > 0 &&
+        (layout->extents[i].owner == m->rank || layout->roots[i] == m->rank))
+      m->involved[m->involved_count++] = i;
+}
+
 /* Bytes of the tables, int64_t first. */
-MFSDP_API size_t mfsdp__coll_tables_nbytes(const mfsdp_layout *layout) {
+MFSDP_API size_t mfsdp__coll_tables_nbytes(const mfsdp_layout *layout, mfsdp_algorithm algorithm) {
   const size_t world = (size_t)layout->world, extents = (size_t)layout->extent_count;
+  if (layout->roots != NULL) return extents * sizeof(int32_t);
+  if (algorithm == MFSDP_DIRECT) return 0;
   return world * sizeof(int64_t) + (extents + 4 * world + 2) * sizeof(int32_t);
 }
 
@@ -176,6 +192,7 @@ MFSDP_API uint64_t mfsdp__coll_identity(const mfsdp_coll_desc *desc) {
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].unit_offset);
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].shard_offset);
     hash = mfsdp_hash_u64(hash, (uint64_t)layout->extents[i].count);
+    if (layout->roots != NULL) hash = mfsdp_hash_u64(hash, (uint64_t)layout->roots[i]);
   }
   return hash;
 }
@@ -240,6 +257,7 @@ MFSDP_API mfsdp_status mfsdp__coll_check_length(mfsdp_context *context, const mf
                         (desc->kind == MFSDP_COLL_REDUCE || desc->algorithm != MFSDP_DIRECT);
   const int64_t rounds = in_rounds && chunk > 0 ? longest / chunk + 1 : 0;
   const int64_t ways = desc->algorithm == MFSDP_DIRECT ? 1 : 2;
+  if (layout->roots != NULL) return MFSDP_OK; /* one transfer, or one copy, of an extent */
   if (rounds + layout->extent_count <= INT32_MAX / ways / layout->world) return MFSDP_OK;
   return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
                     "%s: %lld rounds of chunks and %d extents on %d ranks make more than 2^31 - 1 "
@@ -261,7 +279,7 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
                                         const mfsdp_coll_desc *desc, int64_t chunk,
                                         int64_t longest) {
   const mfsdp_algorithm algorithm = desc->layout->world == 1 ? MFSDP_DIRECT : desc->algorithm;
-  const size_t nbytes = algorithm == MFSDP_DIRECT ? 0 : mfsdp__coll_tables_nbytes(desc->layout);
+  const size_t nbytes = mfsdp__coll_tables_nbytes(desc->layout, algorithm);
   mfsdp__coll_emitter emitter;
   void *tables;
   mfsdp_status status = mfsdp_table_alloc(context, nbytes, 1, desc->label, &tables);
@@ -272,7 +290,10 @@ MFSDP_API mfsdp_status mfsdp__coll_fill(mfsdp_context *context, mfsdp_coll *coll
   emitter.rank = desc->transport->rank;
   emitter.element_nbytes = mfsdp_dtype_nbytes(coll->dtype);
   emitter.chunk = chunk;
-  if (algorithm != MFSDP_DIRECT) mfsdp__coll_index(&emitter, tables);
+  if (desc->layout->roots != NULL)
+    mfsdp__coll_index_involved(&emitter, tables);
+  else if (algorithm != MFSDP_DIRECT)
+    mfsdp__coll_index(&emitter, tables);
   mfsdp__coll_emit(&emitter, algorithm, longest);
   status = mfsdp__coll_alloc(context, coll);
   if (status == MFSDP_OK) mfsdp__coll_emit(&emitter, algorithm, longest);
@@ -290,10 +311,35 @@ MFSDP_API int64_t mfsdp__coll_in_place(const mfsdp_layout *layout, int32_t rank)
     const mfsdp_extent *e = &layout->extents[i];
     const int64_t shift = e->unit_offset - e->shard_offset;
     if (e->owner != rank || e->count == 0) continue;
-    if (shift < 0 || (place >= 0 && shift != place)) return -1;
+    if (shift < 0 || (place >= 0 && shift != place) || mfsdp__coll_root(layout, i, rank) != rank)
+      return -1;
     place = shift;
   }
   return place;
+}
+
+/* Elements that this rank's full buffer has: with roots up to the last extent that it is the root
+ * of, so that others need none. */
+MFSDP_API int64_t mfsdp__coll_full_count(const mfsdp_layout *layout, int32_t rank) {
+  int64_t high = 0;
+  int32_t i;
+  if (layout->roots == NULL) return layout->full_count;
+  for (i = 0; i < layout->extent_count; ++i) {
+    const mfsdp_extent *e = &layout->extents[i];
+    if (layout->roots[i] == rank && e->count > 0 && e->unit_offset + e->count > high)
+      high = e->unit_offset + e->count;
+  }
+  return high;
+}
+
+/* DIRECT, asked or chosen, where there are roots. */
+MFSDP_API mfsdp_algorithm mfsdp__coll_resolve(const mfsdp_coll_desc *desc, int64_t longest) {
+  int64_t whole = 0;
+  if (desc->layout->roots != NULL) return MFSDP_DIRECT;
+  (void)mfsdp_i64_align(longest, &whole); /* as plans count segments; checked with the extents */
+  return mfsdp_coll_choose(desc->transport, desc->algorithm, &desc->wire, desc->kind,
+                           desc->layout->dtype, desc->layout->full_count, whole,
+                           desc->chunk_nbytes);
 }
 
 /*
@@ -304,7 +350,7 @@ MFSDP_API int64_t mfsdp__coll_in_place(const mfsdp_layout *layout, int32_t rank)
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                          mfsdp_coll **out) {
   mfsdp_coll_desc chosen; /* with AUTO resolved */
-  int64_t chunk, longest, own, whole = 0;
+  int64_t chunk, longest, own;
   mfsdp_coll *coll;
   mfsdp_status status;
   size_t workspace_nbytes = 0;
@@ -313,11 +359,8 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   *out = NULL;
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
-  (void)mfsdp_i64_align(longest, &whole); /* as plans count segments; checked with the extents */
   chosen = *desc;
-  chosen.algorithm =
-      mfsdp_coll_choose(desc->transport, desc->algorithm, &desc->wire, desc->kind,
-                        desc->layout->dtype, desc->layout->full_count, whole, desc->chunk_nbytes);
+  chosen.algorithm = mfsdp__coll_resolve(desc, longest);
   desc = &chosen;
   chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
   if (desc->kind == MFSDP_COLL_REDUCE)
@@ -335,7 +378,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   coll->traffic = desc->traffic;
   coll->transport = desc->transport;
   coll->label = desc->label;
-  coll->full_count = desc->layout->full_count;
+  coll->full_count = mfsdp__coll_full_count(desc->layout, desc->transport->rank);
   coll->identity = mfsdp__coll_identity(desc);
   coll->segment_count = own;
   coll->in_place = mfsdp__coll_in_place(desc->layout, desc->transport->rank);
@@ -352,7 +395,8 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   return MFSDP_OK;
 }
 
-/* Bytes of DEVICE workspace of a run: 0 for gathers. Runs on one queue may share a workspace. */
+/* Bytes of DEVICE workspace of a run: 0 for gathers and scatters. Runs on one queue may share a
+ * workspace. */
 MFSDP_API size_t mfsdp_coll_workspace_nbytes(const mfsdp_coll *coll) {
   return coll->workspace_nbytes;
 }
@@ -416,12 +460,12 @@ MFSDP_API mfsdp_status mfsdp__coll_native(const mfsdp__coll_run *run, uint64_t c
   return MFSDP_OK;
 }
 
-MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_coll_op *op) {
+MFSDP_API mfsdp_status mfsdp__coll_copy(const mfsdp__coll_run *run, const mfsdp_coll_op *op,
+                                        mfsdp_coll_base from, mfsdp_coll_base to) {
   const mfsdp_backend *backend = run->coll->transport->backend;
   const size_t element_nbytes = mfsdp_dtype_nbytes(run->coll->dtype);
-  const unsigned char *src =
-      run->source[MFSDP_COLL_SHARD] + (size_t)op->src_offset * element_nbytes;
-  unsigned char *dst = run->target[MFSDP_COLL_FULL] + (size_t)op->dst_offset * element_nbytes;
+  const unsigned char *src = run->source[from] + (size_t)op->src_offset * element_nbytes;
+  unsigned char *dst = run->target[to] + (size_t)op->dst_offset * element_nbytes;
   if (src == dst) return MFSDP_OK; /* in place */
   return backend->ops->copy(backend->self, run->queue, dst, MFSDP_SPACE_DEVICE, src,
                             MFSDP_SPACE_DEVICE, (size_t)op->elements * element_nbytes);
@@ -456,7 +500,12 @@ MFSDP_API mfsdp_status mfsdp__coll_execute(mfsdp__coll_run *run) {
     switch (op->kind) {
     case MFSDP_COLL_SUBMIT: status = mfsdp__coll_submit(run, op, check); break;
     case MFSDP_COLL_NATIVE: status = mfsdp__coll_native(run, check); break;
-    case MFSDP_COLL_COPY: status = mfsdp__coll_copy(run, op); break;
+    case MFSDP_COLL_COPY:
+      status = mfsdp__coll_copy(run, op, MFSDP_COLL_SHARD, MFSDP_COLL_FULL);
+      break;
+    case MFSDP_COLL_COPY_BACK:
+      status = mfsdp__coll_copy(run, op, MFSDP_COLL_FULL, MFSDP_COLL_SHARD);
+      break;
     case MFSDP_COLL_SUM:
     case MFSDP_COLL_SUM_PARTIAL:
     case MFSDP_COLL_ADD_PARTIAL: status = mfsdp__coll_sum(run, op); break;
@@ -489,24 +538,35 @@ MFSDP_API mfsdp_status mfsdp__coll_apart(mfsdp_context *context, const mfsdp_col
                     what, in_place ? ", and not at its place" : "");
 }
 
+/* A run between a segment and the full buffer: what kind it is, and what it is given. */
+MFSDP_API mfsdp_status mfsdp__coll_check_run(mfsdp_context *context, const mfsdp_coll *coll,
+                                             mfsdp_coll_kind kind, const void *shard,
+                                             const void *full) {
+  static const char *const names[] = {"none", "gather", "reduce", "scatter"};
+  if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: coll is NULL", names[kind]);
+  if (coll->kind != kind)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a %s, not a %s", coll->label,
+                      names[coll->kind], names[kind]);
+  if ((coll->segment_count > 0 && shard == NULL) || (coll->full_count > 0 && full == NULL))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL but has elements", coll->label,
+                      coll->full_count > 0 && full == NULL ? "full" : "shard");
+  return mfsdp__coll_apart(context, coll, full, shard,
+                           (size_t)coll->segment_count * mfsdp_dtype_nbytes(coll->dtype), "shard",
+                           1);
+}
+
 /*
  * full = every owner's segment. `shard`: this rank's segment, DEVICE, layout dtype, may be NULL
  * when it is empty; `full`: the unit's buffer, DEVICE; elements outside all extents are left alone.
- * `shard` may lie inside `full` at its place (in place); any other overlap is E_ARGUMENT. ENQUEUED:
- * both must live until an event recorded later on `queue` has passed.
+ * With layout.roots `full` has the extents that this rank is the root of and nothing else, and may be
+ * NULL where there are none. `shard` may lie inside `full` at its place (in place; with roots only if
+ * nothing of it goes elsewhere); any other overlap is E_ARGUMENT. ENQUEUED: both must live until an
+ * event recorded later on `queue` has passed.
  */
 MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
                                     const void *shard, void *full) {
   mfsdp__coll_run run;
-  if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "gather: coll is NULL");
-  if (coll->kind != MFSDP_COLL_GATHER)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a reduce, not a gather", coll->label);
-  if ((coll->segment_count > 0 && shard == NULL) || (coll->full_count > 0 && full == NULL))
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL but has elements", coll->label,
-                      full == NULL ? "full" : "shard");
-  MFSDP_TRY(mfsdp__coll_apart(context, coll, full, shard,
-                              (size_t)coll->segment_count * mfsdp_dtype_nbytes(coll->dtype),
-                              "shard", 1));
+  MFSDP_TRY(mfsdp__coll_check_run(context, coll, MFSDP_COLL_GATHER, shard, full));
   memset(&run, 0, sizeof(run));
   run.context = context;
   run.coll = coll;
@@ -514,6 +574,24 @@ MFSDP_API mfsdp_status mfsdp_gather(mfsdp_context *context, mfsdp_coll *coll, mf
   run.source[MFSDP_COLL_SHARD] = (const unsigned char *)shard;
   run.source[MFSDP_COLL_FULL] = (const unsigned char *)full; /* what is passed on */
   run.target[MFSDP_COLL_FULL] = (unsigned char *)full;
+  return mfsdp__coll_execute(&run);
+}
+
+/*
+ * The way back of a gather with roots: shard = each extent from the full buffer of its root. `full`:
+ * read only, NULL where this rank is the root of nothing; `shard`: this rank's segment, of which
+ * elements outside all extents are left alone. Buffers and overlap as in mfsdp_gather. ENQUEUED.
+ */
+MFSDP_API mfsdp_status mfsdp_scatter(mfsdp_context *context, mfsdp_coll *coll, mfsdp_queue *queue,
+                                     const void *full, void *shard) {
+  mfsdp__coll_run run;
+  MFSDP_TRY(mfsdp__coll_check_run(context, coll, MFSDP_COLL_SCATTER, shard, full));
+  memset(&run, 0, sizeof(run));
+  run.context = context;
+  run.coll = coll;
+  run.queue = queue;
+  run.source[MFSDP_COLL_FULL] = (const unsigned char *)full;
+  run.target[MFSDP_COLL_SHARD] = (unsigned char *)shard;
   return mfsdp__coll_execute(&run);
 }
 
@@ -532,7 +610,8 @@ MFSDP_API mfsdp_status mfsdp_reduce(mfsdp_context *context, mfsdp_coll *coll, mf
   if (coll == NULL) return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "reduce: coll is NULL");
   sums_nbytes = (size_t)coll->segment_count * sizeof(float);
   if (coll->kind != MFSDP_COLL_REDUCE)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a gather, not a reduce", coll->label);
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: is a %s, not a reduce", coll->label,
+                      coll->kind == MFSDP_COLL_GATHER ? "gather" : "scatter");
   if ((coll->full_count > 0 && full == NULL) || (coll->segment_count > 0 && accumulator == NULL) ||
       (coll->workspace_nbytes > 0 && workspace == NULL))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is NULL but has elements", coll->label,

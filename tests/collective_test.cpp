@@ -1046,9 +1046,9 @@ TEST_F(CollectiveRules, NoLabel) {
 }
 TEST_F(CollectiveRules, UnknownKind) {
   put(&desc_.kind, 0);
-  refused("layer 3: kind is 0, needs MFSDP_COLL_GATHER or MFSDP_COLL_REDUCE");
-  put(&desc_.kind, 3);
-  refused("kind is 3");
+  refused("layer 3: kind is 0, needs MFSDP_COLL_GATHER, MFSDP_COLL_REDUCE or MFSDP_COLL_SCATTER");
+  put(&desc_.kind, 4);
+  refused("kind is 4");
 }
 TEST_F(CollectiveRules, UnknownAlgorithm) {
   put(&desc_.algorithm, 0);

@@ -13,18 +13,25 @@ MFSDP_API int mfsdp__coll_ranges_meet(int64_t a, int64_t a_count, int64_t b, int
   return a_count > 0 && b_count > 0 && (a < b ? b - a < a_count : a - b < b_count);
 }
 
-/* E_ARGUMENT if extent `index` meets an earlier one, in the full buffer or in this rank's segment
+/* The rank whose full buffer extent `index` has a place in; without roots each rank's own. */
+MFSDP_API int32_t mfsdp__coll_root(const mfsdp_layout *layout, int32_t index, int32_t rank) {
+  return layout->roots != NULL ? layout->roots[index] : rank;
+}
+
+/* E_ARGUMENT if extent `index` meets an earlier one, in this rank's full buffer or in its segment
  * (each rank checks its own). Tables by rising offsets, as plans give them, are never searched. */
 MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                                int32_t index, int64_t *unit_high,
                                                int64_t *own_high) {
   const mfsdp_extent *extents = desc->layout->extents, *e = &extents[index];
-  const int own = e->owner == desc->transport->rank;
+  const int32_t rank = desc->transport->rank;
+  const int own = e->owner == rank, full = mfsdp__coll_root(desc->layout, index, rank) == rank;
   int32_t i;
   if (e->count == 0) return MFSDP_OK;
-  if (e->unit_offset < *unit_high || (own && e->shard_offset < *own_high))
+  if ((full && e->unit_offset < *unit_high) || (own && e->shard_offset < *own_high))
     for (i = 0; i < index; ++i) {
-      if (mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset,
+      if (full && mfsdp__coll_root(desc->layout, i, rank) == rank &&
+          mfsdp__coll_ranges_meet(e->unit_offset, e->count, extents[i].unit_offset,
                                   extents[i].count))
         return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                           "%s: extents %d and %d overlap in the full buffer", desc->label, (int)i,
@@ -36,7 +43,7 @@ MFSDP_API mfsdp_status mfsdp__coll_check_apart(mfsdp_context *context, const mfs
                           "%s: extents %d and %d overlap in the segment of rank %d", desc->label,
                           (int)i, (int)index, (int)e->owner);
     }
-  if (e->unit_offset + e->count > *unit_high) *unit_high = e->unit_offset + e->count;
+  if (full && e->unit_offset + e->count > *unit_high) *unit_high = e->unit_offset + e->count;
   if (own && e->shard_offset + e->count > *own_high) *own_high = e->shard_offset + e->count;
   return MFSDP_OK;
 }
@@ -52,6 +59,9 @@ MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context,
     if (e->owner < 0 || e->owner >= layout->world)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: extent %d is owned by %d, needs 0 to %d",
                         desc->label, (int)i, (int)e->owner, (int)layout->world - 1);
+    if (layout->roots != NULL && (layout->roots[i] < 0 || layout->roots[i] >= layout->world))
+      return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: the root of extent %d is %d, needs 0 to %d",
+                        desc->label, (int)i, (int)layout->roots[i], (int)layout->world - 1);
     if (e->count < 0 || e->payload_count < 0 || e->payload_count > e->count || e->unit_offset < 0 ||
         !mfsdp_i64_add(e->unit_offset, e->count, &end) || end > layout->full_count)
       return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -66,6 +76,27 @@ MFSDP_API mfsdp_status mfsdp__coll_check_extents(mfsdp_context *context,
                         (long long)e->shard_offset);
     MFSDP_TRY(mfsdp__coll_check_apart(context, desc, i, &unit_high, &own_high));
   }
+  return MFSDP_OK;
+}
+
+/* Roots: what only some ranks get, and what may have them. */
+MFSDP_API mfsdp_status mfsdp__coll_check_roots(mfsdp_context *context,
+                                               const mfsdp_coll_desc *desc) {
+  const int rooted = desc->layout->roots != NULL;
+  if (!rooted && desc->kind == MFSDP_COLL_SCATTER && desc->layout->extent_count > 0)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: a scatter needs layout.roots, the ranks that extents come from",
+                      desc->label);
+  if (rooted && desc->kind == MFSDP_COLL_REDUCE)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: layout.roots are for gathers and scatters; a reduce brings every extent "
+                      "to its owner",
+                      desc->label);
+  if (rooted && desc->algorithm != MFSDP_DIRECT && desc->algorithm != MFSDP_ALGORITHM_AUTO)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "%s: %s has no roots (layout.roots); use direct, or auto, which is direct "
+                      "then",
+                      desc->label, mfsdp_algorithm_name(desc->algorithm));
   return MFSDP_OK;
 }
 
@@ -113,7 +144,7 @@ MFSDP_API mfsdp_status mfsdp__coll_check_layout(mfsdp_context *context,
         "%s: native adds in the layout's dtype, which is %s: sums would be rounded (set "
         "narrow_sums to allow it; direct adds in fp32)",
         desc->label, mfsdp_dtype_name(layout->dtype));
-  return MFSDP_OK;
+  return mfsdp__coll_check_roots(context, desc);
 }
 
 MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_coll_desc *desc) {
@@ -123,10 +154,11 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
         "collective: desc is NULL, has no label, or its struct_nbytes is not %zu (use "
         "mfsdp_coll_desc_default)",
         sizeof(*desc));
-  if (desc->kind != MFSDP_COLL_GATHER && desc->kind != MFSDP_COLL_REDUCE)
+  if (desc->kind < MFSDP_COLL_GATHER || desc->kind > MFSDP_COLL_SCATTER)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "%s: kind is %d, needs MFSDP_COLL_GATHER or MFSDP_COLL_REDUCE", desc->label,
-                      (int)desc->kind);
+                      "%s: kind is %d, needs MFSDP_COLL_GATHER, MFSDP_COLL_REDUCE or "
+                      "MFSDP_COLL_SCATTER",
+                      desc->label, (int)desc->kind);
   if (desc->algorithm < MFSDP_DIRECT || desc->algorithm > MFSDP_ALGORITHM_AUTO)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: algorithm is %d, needs an mfsdp_algorithm, 1 to %d", desc->label,

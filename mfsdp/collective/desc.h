@@ -9,7 +9,11 @@
 #include "../shard.h"
 #include "../transport.h"
 
-typedef enum mfsdp_coll_kind { MFSDP_COLL_GATHER = 1, MFSDP_COLL_REDUCE } mfsdp_coll_kind;
+typedef enum mfsdp_coll_kind {
+  MFSDP_COLL_GATHER = 1,
+  MFSDP_COLL_REDUCE,
+  MFSDP_COLL_SCATTER /* the way back of a gather with roots */
+} mfsdp_coll_kind;
 
 typedef enum mfsdp_algorithm {
   MFSDP_DIRECT = 1, /* the default; the only one with the bit promise */
@@ -38,6 +42,10 @@ typedef struct mfsdp_layout {
   int32_t extent_count, world;
   mfsdp_dtype dtype;  /* gather: compute dtype; reduce: wire dtype */
   int64_t full_count; /* length of the full buffer */
+  /* NULL, or extent_count ranks, with DIRECT alone: a gather brings extent i to the full buffer of
+   * rank roots[i] and to no other, a scatter back from there to its owner. Full buffers of different
+   * roots are different memory, so their extents may have the same places. */
+  const int32_t *roots;
 } mfsdp_layout;
 
 typedef struct mfsdp_coll_desc {
@@ -72,7 +80,7 @@ MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void) {
 
 /* Which of the run's buffers an address is relative to. */
 typedef enum mfsdp_coll_base {
-  MFSDP_COLL_SHARD, /* gather: this rank's segment */
+  MFSDP_COLL_SHARD, /* gather and scatter: this rank's segment */
   MFSDP_COLL_FULL,  /* the full buffer */
   MFSDP_COLL_WORKSPACE,
   MFSDP_COLL_BASE_COUNT
@@ -93,6 +101,7 @@ typedef struct mfsdp_coll_term {
 typedef enum mfsdp_coll_op_kind {
   MFSDP_COLL_SUBMIT = 1,  /* transfers [first, first + count) as one batch */
   MFSDP_COLL_COPY,        /* local: `elements` from SHARD at src_offset to FULL at dst_offset */
+  MFSDP_COLL_COPY_BACK,   /* local: from FULL at src_offset to SHARD at dst_offset */
   MFSDP_COLL_SUM,         /* acc[dst_offset ...] from terms [first, first + count), in this order */
   MFSDP_COLL_SUM_PARTIAL, /* fp32 WORKSPACE[dst_offset ...] = the terms' sum */
   MFSDP_COLL_ADD_PARTIAL, /* fp32 WORKSPACE[dst_offset ...] += the terms' sum */
@@ -122,11 +131,12 @@ typedef struct mfsdp_coll {
   const void **term_pointers;       /* scratch of the run: one sum with addresses */
   int32_t op_count, xfer_count, term_count, max_batch_count, max_term_count;
   size_t workspace_nbytes;
-  int64_t segment_count, full_count; /* of this rank, of the unit; elements */
-  int64_t in_place; /* where in the full buffer the segment may lie, elements; -1: nowhere */
-  uint64_t sequence;                 /* runs so far: part of the check word */
-  uint64_t identity;                 /* hash of what every rank must agree on */
-  mfsdp_trace_mark begin, end;       /* in queue order: what the trace shows is when it ran */
+  int64_t segment_count; /* of this rank, elements */
+  int64_t full_count;    /* of the unit; with roots, as far as this rank's own goes */
+  int64_t in_place;      /* where in the full buffer the segment may lie, elements; -1: nowhere */
+  uint64_t sequence;     /* runs so far: part of the check word */
+  uint64_t identity;     /* hash of what every rank must agree on */
+  mfsdp_trace_mark begin, end; /* in queue order: what the trace shows is when it ran */
 } mfsdp_coll;
 
 #endif /* MFSDP_COLLECTIVE_DESC_H */

@@ -16,7 +16,7 @@ typedef struct mfsdp__coll_emitter {
   int32_t rank, batch_first;
   size_t element_nbytes;
   int64_t chunk; /* elements */
-  /* The rest is NULL for DIRECT. */
+  /* NULL for DIRECT. */
   int32_t *by_owner;    /* extent_count: extents, owner after owner */
   int32_t *owner_at;    /* world + 1: where an owner's begin in by_owner */
   int64_t *round_count; /* world: chunks of an owner's segment */
@@ -24,6 +24,9 @@ typedef struct mfsdp__coll_emitter {
   int32_t *by_node;     /* world: ranks, node after node */
   int32_t *node_at;     /* world + 1: where a node's begin in by_node */
   int32_t node_count;
+  /* With roots alone: the extents that this rank owns or is the root of, in table order. */
+  int32_t *involved;
+  int32_t involved_count;
 } mfsdp__coll_emitter;
 
 MFSDP_API void mfsdp__coll_emit_xfer(mfsdp__coll_emitter *m, int32_t base, int64_t offset,
