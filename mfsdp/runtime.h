@@ -21,6 +21,8 @@
  *
  *   param[i].compute = param[i].wire = MFSDP_BF16;   // (*) for mfsdp_plan_create: masters and sums
  *                                                    // stay f32, and so does what backward adds to
+ *   plan_desc.residency = MFSDP_RESIDENCY_RESIDENT;  // (*) ZeRO-1: full parameters stay, and are
+ *                                                    // gathered behind each update (resident.h)
  *   mfsdp_group group = mfsdp_group_default();
  *   group.plan = plan;                               // for the ranks of this transport
  *   group.transport = &inside;  group.control = &inside_control;
@@ -30,6 +32,7 @@
  *   desc.optimizer = &optimizer;
  *   desc.prefetch_depth = desc.reduce_depth = 1;     // (*) with MFSDP_HOST_QUEUE_WORKER
  *   desc.state_space = MFSDP_SPACE_HOST;             // (*) offload of masters and optimizer state
+ *   desc.banded_update = MFSDP_BANDED_EVERYWHERE;    // (*) where BANDED matrices are worked on
  *   mfsdp_runtime_memory(context, &desc, &memory);   // (*) bytes by class, before anything is held
  *   mfsdp_runtime_create(context, &desc, &rt);
  *   mfsdp_runtime_init(rt, fill, user);
@@ -48,16 +51,22 @@
 #define MFSDP_RUNTIME_H
 
 #include "runtime/api.h"
+#include "runtime/banded.h"
 #include "runtime/check.h"
 #include "runtime/grads.h"
 #include "runtime/measure.h"
+#include "runtime/measure_banded.h"
 #include "runtime/params.h"
 #include "runtime/progress.h"
+#include "runtime/resident.h"
 #include "runtime/setup.h"
 #include "runtime/setup_agree.h"
+#include "runtime/setup_banded.h"
 #include "runtime/setup_register.h"
+#include "runtime/setup_stage.h"
 #include "runtime/setup_units.h"
 #include "runtime/setup_verdict.h"
+#include "runtime/stage.h"
 #include "runtime/step.h"
 #include "runtime/tables.h"
 #include "runtime/units.h"

@@ -275,6 +275,62 @@ TEST(Checkpoint, EveryWorldGoesOnWithTheSameBits) {
   }
 }
 
+/* OWNED, RESIDENT, REPLICATED: the same bytes, and each goes on with what another saved. */
+std::vector<Job> strategies(const Job &job) {
+  std::vector<Job> out(3, job);
+  out[1].residency = out[2].residency = MFSDP_RESIDENCY_RESIDENT;
+  out[2].placement = MFSDP_PLACEMENT_REPLICATED;
+  return out;
+}
+
+TEST(Checkpoint, EveryStrategyGoesOnWithWhatAnotherSaved) {
+  for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16}) {
+    if (MFSDP_TEST_TSAN && dtype == MFSDP_F32) continue;
+    const Job job = dtype_job(dtype, dtype);
+    const Expected expected(job, kBlocks, 3);
+    std::vector<ModelDisk> disks(3);
+    for (std::size_t from = 0; from < 3; ++from) {
+      const int32_t world = from == 0 ? 3 : static_cast<int32_t>(2 * from);
+      ASSERT_EQ(train_and_save(strategies(job)[from], world, 2, &disks[from], 20000), "");
+      EXPECT_EQ(disks[0].files(), disks[from].files()) << "saved by strategy " << from;
+      for (std::size_t to = 0; to < 3; ++to)
+        for (const int32_t loaded_by : {1, 4, 3}) {
+          if (MFSDP_TEST_SANITIZER && (loaded_by == 1 || from == to)) continue;
+          EXPECT_EQ(load_and_train(strategies(job)[to], loaded_by, 2, expected, &disks[from]), "")
+              << "from strategy " << from << " to " << to;
+        }
+    }
+    Job offload = strategies(job)[2]; /* masters in another space than what they are loaded for */
+    offload.tune = [](mfsdp_runtime_desc *d) { d->state_space = MFSDP_SPACE_HOST; };
+    EXPECT_EQ(load_and_train(offload, 4, 2, expected, &disks[1]), "");
+    offload.placement = MFSDP_PLACEMENT_OWNED;
+    EXPECT_EQ(load_and_train(offload, 3, 2, expected, &disks[2]), "");
+  }
+}
+
+/* Bands of matrices on all ranks: the files do not show them, and whole matrices go on from there, and
+ * bands from whole matrices. Without clipping, since the norm is summed by bands. */
+TEST(Checkpoint, BandsAndWholeMatricesGoOnWithEachOthersFiles) {
+  Job owned = mixed_job(), banded;
+  owned.options.clip_norm = 0.0;
+  banded = owned;
+  banded.placement = MFSDP_PLACEMENT_BANDED;
+  banded.options.bands = true;
+  for (const mfsdp_banded_update update : {MFSDP_BANDED_HOME, MFSDP_BANDED_EVERYWHERE}) {
+    ModelDisk by_owners, by_bands;
+    banded.tune = [update](mfsdp_runtime_desc *desc) { desc->banded_update = update; };
+    ASSERT_EQ(train_and_save(owned, 4, 2, &by_owners, 20000), "");
+    ASSERT_EQ(train_and_save(banded, 2, 2, &by_bands, 20000), "");
+    EXPECT_EQ(by_owners.files(), by_bands.files());
+    const Expected owned_expected(owned, kBlocks, 4), banded_expected(banded, kBlocks, 4);
+    for (const int32_t world : {1, 4, 8}) {
+      if (MFSDP_TEST_SANITIZER && world == 1) continue;
+      EXPECT_EQ(load_and_train(owned, world, 2, owned_expected, &by_bands), "");
+      EXPECT_EQ(load_and_train(banded, world, 2, banded_expected, &by_owners), "");
+    }
+  }
+}
+
 TEST(Checkpoint, FilesAreReadableAndCutAtTheLimit) {
   const Job job = mixed_job();
   ModelDisk whole, cut;
@@ -812,6 +868,48 @@ TEST(Checkpoint, LoadsAfterGathersAhead) {
     return s.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* Of all tensors as units have them. Collective. */
+mfsdp_status unit_hash(const Job &job, Rank *rank, mfsdp_runtime *runtime, uint64_t *hash) {
+  *hash = MFSDP_HASH_SEED;
+  for (int32_t u = 0; u < job.model.unit_count(); ++u) {
+    MFSDP_TRY(mfsdp_unit_acquire(runtime, u, MFSDP_USE_EVALUATE));
+    for (int32_t i : job.model.unit_tensors(u)) {
+      std::vector<float> got;
+      MFSDP_TRY(rank->read(mfsdp_unit_param(runtime, i),
+                           static_cast<std::size_t>(job.model.at(i).numel()), &got));
+      *hash = mfsdp_hash_bytes(*hash, got.data(), got.size() * sizeof(float));
+    }
+    MFSDP_TRY(mfsdp_unit_release(runtime, u));
+  }
+  return MFSDP_OK;
+}
+
+/* A step's refresh, or its update of every rank's masters, may be on its way when new values come. */
+TEST(Checkpoint, LoadsBehindAStep) {
+  for (Job job : strategies(small_job())) {
+    job.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+    ModelDisk disk;
+    ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+      Saver s(&rank, &job, 1, &disk);
+      uint64_t first = 0, between = 0, again = 0;
+      MFSDP_TRY(s.create());
+      MFSDP_TRY(s.load());
+      MFSDP_TRY(unit_hash(job, &rank, s.trainer.runtime, &first));
+      for (int32_t round = 0; round < 10; ++round) {
+        MFSDP_TRY(s.trainer.step(1));
+        if (round % 2 == 0) MFSDP_TRY(unit_hash(job, &rank, s.trainer.runtime, &between));
+        require(first != between, "the step changed nothing");
+        MFSDP_TRY(s.load());
+        MFSDP_TRY(unit_hash(job, &rank, s.trainer.runtime, &again));
+        require(first == again, "other values");
+      }
+      return s.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << result.text();
+  }
 }
 
 /* Other choices are taken, and told to whoever asks. */

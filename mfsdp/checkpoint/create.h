@@ -131,7 +131,7 @@ MFSDP_API mfsdp_status mfsdp__ck_make_buffers(mfsdp_checkpoint *ck) {
                                MFSDP_MEMORY_STAGING, &ck->stage));
   MFSDP_TRY(mfsdp_buffer_alloc(ck->context, backend, ck->stage_nbytes, MFSDP_SPACE_PINNED,
                                MFSDP_MEMORY_STAGING, &ck->values));
-  return mfsdp_buffer_alloc(ck->context, backend, ck->rt->copy.nbytes > 0 ? ck->stage_nbytes : 0,
+  return mfsdp_buffer_alloc(ck->context, backend, ck->rt->has_copies ? ck->stage_nbytes : 0,
                             MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &ck->device);
 }
 

@@ -235,8 +235,8 @@ MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
  * Loads into the runtime what this rank owns of it, whatever world, planner or transport saved it;
  * training then goes on with the same bits (weights_only: with fresh state and counts). Collective,
  * between two steps. COMPLETE. Reads the headers of all files, and of tensors exactly the bytes that
- * the rank owns (out->data_nbytes). Also takes a folder with model.safetensors of other tools, with
- * weights_only.
+ * the rank owns, which is all of a REPLICATED plan (out->data_nbytes). Also takes a folder with
+ * model.safetensors of other tools, with weights_only.
  * All ranks return the same status, with the message of the lowest rank that failed. Names, dtypes
  * and shapes are compared before anything is changed. E_FORMAT: they differ in a way that the
  * description does not allow, or a file is damaged (its message says how). E_IO: the disk, or

@@ -38,7 +38,7 @@ typedef struct mfsdp__ck_file {
 typedef struct mfsdp__ck_run {
   int32_t tensor, param; /* param: the runtime's number */
   int32_t piece;         /* of the plan of the parameter's group */
-  int32_t writes;        /* 0: another replica writes it */
+  int32_t writes;        /* 0: another rank has the same and writes it */
   int64_t first, count;  /* elements of the tensor */
   void *data;            /* where they are */
   mfsdp_space space;

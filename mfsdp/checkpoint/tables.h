@@ -246,7 +246,7 @@ MFSDP_API void mfsdp__ck_add_run(mfsdp_checkpoint *ck, int32_t set, const mfsdp_
     run->tensor = mfsdp__ck_tensor_of(ck, set, owned->param);
     run->param = owned->param;
     run->piece = owned->piece;
-    run->writes = ck->rt->groups[owned->group].replica_rank == 0;
+    run->writes = owned->saves;
     run->first = owned->first;
     run->count = owned->count;
     run->data = data;

@@ -22,6 +22,12 @@ typedef enum mfsdp_missing {
   MFSDP_MISSING_ZEROS     /* an update with a zero gradient */
 } mfsdp_missing;
 
+/* Where BANDED matrices are orthogonalized (Muon; AdamW updates bands where they lie). */
+typedef enum mfsdp_banded_update {
+  MFSDP_BANDED_HOME = 1,  /* on the rank that the planner chose; bands go there and back */
+  MFSDP_BANDED_EVERYWHERE /* on every rank, which all do the same work; bands go to all */
+} mfsdp_banded_update;
+
 /*
  * One plan with the ranks that share it. Units have numbers of their own over all groups of a rank;
  * parameters are numbered group after group: those of groups[0] first, in declared order.
@@ -107,12 +113,17 @@ typedef struct mfsdp_runtime_desc {
   int32_t narrow_sums;  /* 1: NATIVE may reduce on a 16-bit wire, where sums are rounded */
   mfsdp_wire_cost wire; /* read by AUTO, which chooses for each unit */
   size_t chunk_nbytes;  /* see mfsdp_coll_desc: bounds the staging memory */
-  /* E_UNSUPPORTED so far unless 0: */
-  int32_t step_in_backward, verdict_lag;
+  /* 1: an owner works on its matrices in backward, as soon as a unit's sums have landed, beside it on
+   * a queue of its own; the step then only commits. The same bits as without, and a direction's
+   * memory for each owned matrix. For the groups whose update can be split (Muon), which must not be
+   * clipped; no `weighted`, no replicas, state_space DEVICE (E_UNSUPPORTED). */
+  int32_t step_in_backward;
+  int32_t verdict_lag;               /* E_UNSUPPORTED so far unless 0 */
+  mfsdp_banded_update banded_update; /* of plans with BANDED matrices */
 } mfsdp_runtime_desc;
 
 /* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches,
- * no clipping, SKIP, a constant rate, no loss scaling, everything on the device, DIRECT. */
+ * no clipping, SKIP, a constant rate, no loss scaling, everything on the device, DIRECT, BANDED at home. */
 MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   mfsdp_runtime_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -131,6 +142,7 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   desc.gather_algorithm = MFSDP_DIRECT;
   desc.reduce_algorithm = MFSDP_DIRECT;
   desc.chunk_nbytes = mfsdp_coll_desc_default().chunk_nbytes;
+  desc.banded_update = MFSDP_BANDED_HOME;
   return desc;
 }
 
@@ -138,11 +150,11 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
  * messages) are left out. */
 typedef struct mfsdp_memory {
   size_t struct_nbytes;
-  size_t shard_nbytes;     /* masters, and compute copies where they differ */
+  size_t shard_nbytes;     /* masters, compute copies where they differ, and what is RESIDENT */
   size_t state_nbytes;     /* optimizer state */
-  size_t grad_nbytes;      /* gradient accumulators */
+  size_t grad_nbytes;      /* gradient accumulators; REPLICATED: the sums of all as well */
   size_t slot_nbytes;      /* full parameters and gradients */
-  size_t staging_nbytes;   /* of collectives, casts and offload */
+  size_t staging_nbytes;   /* of collectives, casts, offload and exchanges of BANDED matrices */
   size_t workspace_nbytes; /* of the optimizer */
 } mfsdp_memory;
 
@@ -227,6 +239,7 @@ typedef struct mfsdp_owned {
   int32_t param;        /* the runtime's number */
   int32_t tensor;       /* mfsdp_optimizer_state.tensor of its states; -1: FROZEN, it has none */
   int32_t tensor_count; /* so far, those with states */
+  int32_t saves;        /* 0: another rank has the same and is the one to save it */
   const char *name;     /* of the parameter */
   int64_t first, count; /* elements of the tensor */
   const void *data;     /* the f32 master; of a FROZEN tensor without one its compute copy */

@@ -11,11 +11,41 @@
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_unsupported(mfsdp_context *context,
                                                         const mfsdp_runtime_desc *desc) {
-  const char *what = desc->step_in_backward != 0 ? "step_in_backward"
-                     : desc->verdict_lag != 0    ? "verdict_lag above 0"
-                                                 : NULL;
-  if (what == NULL) return MFSDP_OK;
-  return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "runtime: %s is not in this version", what);
+  if (desc->verdict_lag == 0) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                    "runtime: verdict_lag above 0 is not in this version");
+}
+
+/* What scales a gradient must be known before the last one has come. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_stages(mfsdp_context *context,
+                                                   const mfsdp_runtime_desc *desc) {
+  int32_t i;
+  if (!desc->step_in_backward) return MFSDP_OK;
+  if (desc->weighted)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "runtime: step_in_backward and weighted: the weights' sum, which scales the "
+                      "gradients, is known after backward only");
+  if (desc->state_space != MFSDP_SPACE_DEVICE)
+    return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                      "runtime: step_in_backward needs masters and states on the device "
+                      "(state_space is %d)",
+                      (int)desc->state_space);
+  for (i = 0; i < desc->group_count; ++i)
+    if (desc->groups[i].replica != NULL)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: step_in_backward: groups[%d] has replicas, whose sums are "
+                        "complete after backward only",
+                        (int)i);
+  for (i = 0; i < desc->optimizer->group_count; ++i) {
+    const mfsdp_hyper_group *group = &desc->optimizer->groups[i];
+    if (desc->clip_norm > 0.0 && group->clipped &&
+        mfsdp__algorithm_of(group->algorithm)->stages != NULL)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: step_in_backward: optimizer group %d (%s) is clipped, and the "
+                        "clip factor is known after backward only; set its clipped to 0",
+                        (int)i, mfsdp_algorithm_kind_name(group->algorithm));
+  }
+  return MFSDP_OK;
 }
 
 MFSDP_API mfsdp_status mfsdp__runtime_check_algorithm(mfsdp_context *context,
@@ -77,6 +107,9 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
   if (desc->state_space < MFSDP_SPACE_DEVICE || desc->state_space > MFSDP_SPACE_HOST)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown state_space %d",
                       (int)desc->state_space);
+  if (desc->banded_update != MFSDP_BANDED_HOME && desc->banded_update != MFSDP_BANDED_EVERYWHERE)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: unknown banded_update %d",
+                      (int)desc->banded_update);
   MFSDP_TRY(
       mfsdp__runtime_check_algorithm(context, desc, "gather_algorithm", desc->gather_algorithm));
   MFSDP_TRY(
@@ -102,6 +135,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));
   MFSDP_TRY(mfsdp_backend_check(context, desc->backend));
   MFSDP_TRY(mfsdp_optimizer_desc_check(context, desc->optimizer));
+  MFSDP_TRY(mfsdp__runtime_check_stages(context, desc));
   return mfsdp_optimizer_backend_check(context, desc->backend, desc->optimizer);
 }
 
@@ -184,6 +218,53 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_params(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+/* BANDED matrices are assembled for the step: the optimizer's update must have a part that can be done
+ * on whole matrices, and others on bands. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_banded(mfsdp_context *context,
+                                                   const mfsdp_runtime_desc *desc,
+                                                   const mfsdp_plan *plan) {
+  mfsdp_optimizer_desc optimizer = *desc->optimizer;
+  int32_t count = 0, i;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+  optimizer.state_space = desc->state_space;
+  for (i = 0; i < count; ++i) {
+    const mfsdp_param *param = mfsdp_plan_param(plan, pieces[i].param);
+    const mfsdp__algorithm *algorithm;
+    mfsdp_optimizer_tensor tensor;
+    if (pieces[i].placement != MFSDP_PLACEMENT_BANDED) continue;
+    algorithm = mfsdp__algorithm_of(desc->optimizer->groups[param->hyper_group].algorithm);
+    if (!algorithm->needs_matrix) continue; /* bands are elements like any others */
+    if (algorithm->stages == NULL)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: %.80s is banded, and %s needs whole matrices from beginning to "
+                        "end; plan it owned, or use muon or adamw",
+                        param->name, algorithm->name);
+    memset(&tensor, 0, sizeof(tensor));
+    tensor.name = param->name;
+    tensor.hyper_group = param->hyper_group;
+    tensor.rows = pieces[i].rows;
+    tensor.whole_rows = pieces[i].matrix_rows;
+    MFSDP_TRY(mfsdp_optimizer_stage_check(context, &optimizer, &tensor));
+  }
+  return MFSDP_OK;
+}
+
+/* Whether every rank holds everything: the plan has it so for all of its tensors or for none. */
+MFSDP_API int32_t mfsdp__plan_is_replicated(const mfsdp_plan *plan) {
+  return mfsdp_plan_param_count(plan) > 0 &&
+         mfsdp_plan_param(plan, 0)->placement == MFSDP_PLACEMENT_REPLICATED;
+}
+
+/* Where every rank holds everything, copies of the group have nothing to add. */
+MFSDP_API mfsdp_status mfsdp__runtime_check_replica(mfsdp_context *context, const mfsdp_plan *plan,
+                                                    int32_t index) {
+  if (!mfsdp__plan_is_replicated(plan)) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                    "runtime: groups[%d] has replicas and its plan is replicated; make one group "
+                    "of all its ranks, without replica, or a plan that is not",
+                    (int)index);
+}
+
 /* Sample blocks of a step are numbered with 32 bits. */
 MFSDP_API mfsdp_status mfsdp__runtime_check_blocks(mfsdp_context *context,
                                                    const mfsdp_runtime_desc *desc,
@@ -213,6 +294,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
                       "collectives",
                       desc->gather_algorithm == MFSDP_NATIVE ? "gather" : "reduce", (int)index);
   if (group->replica != NULL) MFSDP_TRY(mfsdp_transport_check(context, group->replica));
+  if (group->replica != NULL) MFSDP_TRY(mfsdp__runtime_check_replica(context, group->plan, index));
   MFSDP_TRY(mfsdp__runtime_check_blocks(context, desc, group));
   if (mfsdp_plan_world(group->plan) != group->transport->world)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -223,7 +305,8 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_group(mfsdp_context *context,
   if (group->replica != NULL)
     MFSDP_TRY(mfsdp__runtime_check_link(context, desc->backend, index, "replica", group->replica,
                                         group->replica_control));
-  return mfsdp__runtime_check_params(context, desc, group->plan);
+  MFSDP_TRY(mfsdp__runtime_check_params(context, desc, group->plan));
+  return mfsdp__runtime_check_banded(context, desc, group->plan);
 }
 
 /* Group 0 spans all ranks: another one cannot be larger. */

@@ -9,6 +9,7 @@
 #ifndef MFSDP_RUNTIME_GRADS_H
 #define MFSDP_RUNTIME_GRADS_H
 
+#include "stage.h"
 #include "units.h"
 
 /* Takes a gradient slot for the unit and clears it; the caller has made sure that one is free. */
@@ -201,6 +202,8 @@ MFSDP_API mfsdp_status mfsdp_unit_reduce(mfsdp_runtime *rt, int32_t unit) {
   }
   if (u->reduce != NULL)
     MFSDP__RUNTIME_TRY(rt, mfsdp__unit_send_grads(rt, u, rt->holds_sums || u->reduces == 1));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__unit_sums_landed(rt, u));
+  MFSDP__RUNTIME_TRY(rt, mfsdp__stage_landed(rt, unit));
   mfsdp__unit_close_grads(rt, u);
   return MFSDP_OK;
 }

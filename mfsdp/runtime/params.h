@@ -11,22 +11,6 @@
 /* Elements handed to an init function at once: bounds the staging memory. */
 #define MFSDP__INIT_CHUNK 65536
 
-/* A piece's place in the masters; NULL where it has none (FROZEN beside 16-bit copies). */
-MFSDP_API float *mfsdp__piece_master(const mfsdp_runtime *rt, const mfsdp_piece *piece) {
-  const mfsdp__unit *unit = &rt->units[piece->unit];
-  const int64_t offset =
-      unit->master_in_gather_layout ? piece->shard_offset : piece->grad_shard_offset;
-  return offset < 0 ? NULL : (float *)rt->master.data + unit->master_first + offset;
-}
-
-/* A piece's place in the compute copies; NULL where the master is what is gathered. */
-MFSDP_API unsigned char *mfsdp__piece_copy(const mfsdp_runtime *rt, const mfsdp_piece *piece) {
-  const mfsdp__unit *unit = &rt->units[piece->unit];
-  if (unit->master_in_gather_layout) return NULL;
-  return (unsigned char *)rt->copy.data + unit->copy_first_nbytes +
-         (size_t)piece->shard_offset * mfsdp_dtype_nbytes(unit->compute);
-}
-
 /* ---- initial values ---- */
 
 /* `count` values from `host` (PINNED) to a piece from element `done` on, by way of `device`. */
@@ -58,7 +42,7 @@ MFSDP_API mfsdp_status mfsdp__init_group(mfsdp_runtime *rt, const mfsdp__group_e
   const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &count);
   for (i = 0; i < count; ++i) {
     int64_t done, length;
-    if (pieces[i].owner != group->rank) continue;
+    if (!mfsdp__holds(group, &pieces[i])) continue;
     for (done = 0; done < pieces[i].count; done += length) {
       length =
           pieces[i].count - done < MFSDP__INIT_CHUNK ? pieces[i].count - done : MFSDP__INIT_CHUNK;
@@ -78,10 +62,10 @@ MFSDP_API mfsdp_status mfsdp__init_all(mfsdp_runtime *rt, mfsdp_init_fn fill, vo
 }
 
 /*
- * Sets all parameters this rank owns, FROZEN ones too, from `fill`, which gets the runtime's
- * parameter numbers. Aliases are not asked for. No communication. COMPLETE. E_STATE: inside a step,
- * or a unit is acquired. E_MEMORY (a staging buffer of 256 KiB, two with compute copies, given
- * back).
+ * Sets all parameters this rank owns (REPLICATED: all there are), FROZEN ones too, from `fill`,
+ * which gets the runtime's parameter numbers. Aliases are not asked for. No communication.
+ * COMPLETE. E_STATE: inside a step, or a unit is acquired. E_MEMORY (a staging buffer of 256 KiB,
+ * two with compute copies, given back).
  */
 MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill, void *user) {
   const size_t nbytes = MFSDP__INIT_CHUNK * sizeof(float);
@@ -99,7 +83,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_init(mfsdp_runtime *rt, mfsdp_init_fn fill,
   MFSDP__RUNTIME_TRY(rt, mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
   MFSDP_TRY(mfsdp_buffer_alloc(rt->context, rt->backend, nbytes, MFSDP_SPACE_PINNED,
                                MFSDP_MEMORY_STAGING, &host));
-  status = mfsdp_buffer_alloc(rt->context, rt->backend, rt->copy.nbytes > 0 ? nbytes : 0,
+  status = mfsdp_buffer_alloc(rt->context, rt->backend, rt->has_copies ? nbytes : 0,
                               MFSDP_SPACE_DEVICE, MFSDP_MEMORY_STAGING, &device);
   if (status == MFSDP_OK) {
     status = mfsdp__init_all(rt, fill, user, (float *)host.data, (float *)device.data);
@@ -149,6 +133,9 @@ MFSDP_API mfsdp_status mfsdp__export_send(mfsdp_runtime *rt, const mfsdp_piece *
   mfsdp_traffic_count *sent = &rt->context->counters.sent[MFSDP_TRAFFIC_EXPORT];
   mfsdp_batch batch = mfsdp_batch_default();
   int32_t r, count = 0;
+  if (group->replicated) /* nobody has to be sent anything */
+    return run->root < 0 || run->root == group->rank ? mfsdp__export_load(rt, piece, run, place)
+                                                     : MFSDP_OK;
   if (owns) MFSDP_TRY(mfsdp__export_load(rt, piece, run, place));
   for (r = 0; r < group->world; ++r) {
     mfsdp_xfer *x = &rt->export_xfers[count];
@@ -222,8 +209,10 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
 }
 
 /* Where an export finds its slot: among the parameters', after giving up what was gathered ahead if
- * it must, or, where all of them are kept, among the gradients'. The calls decide, so all ranks agree. */
+ * it must, or, where all of them are kept or there are none (RESIDENT), among the gradients'. The
+ * calls decide, so all ranks agree. */
 MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt) {
+  if (rt->param_ring.count == 0) return &rt->grad_ring;
   if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_drop_ahead(rt);
   if (mfsdp__ring_free_count(&rt->param_ring) > 0) return &rt->param_ring;
   return mfsdp__unit_slots_available(rt) > 0 ? &rt->grad_ring : &rt->param_ring;
@@ -234,8 +223,9 @@ MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt) {
  * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass
  * NULL. An alias gives its owner's. Collective over the group, COMPLETE; with several groups every
  * rank of the job calls it equally often, since it may give up what was gathered ahead. Streams
- * through one free parameter slot and uses no other memory.
- * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no parameter slot is
+ * through one free parameter slot (a gradient slot where everything is RESIDENT) and uses no other
+ * memory. Of a REPLICATED parameter nothing is sent.
+ * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no such slot is
  * free.
  */
 MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int32_t root,
@@ -256,6 +246,10 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: dst is NULL on a receiving rank");
   ring = mfsdp__export_ring(rt);
   slot = mfsdp__ring_claim(ring, rt->params[param].unit);
+  if (slot < 0 && rt->param_ring.count == 0)
+    return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
+                      "export: all %d gradient slots are open; reduce a unit first",
+                      (int)rt->grad_ring.count);
   if (slot < 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                       "export: all %d parameter slots are held; release a unit first",

@@ -126,11 +126,12 @@ MFSDP_API int mfsdp__owned_fill(const mfsdp_runtime *rt, const mfsdp_piece *piec
                                 mfsdp_owned *owned) {
   const mfsdp__group_entry *group = &rt->groups[owned->group];
   const float *master;
-  if (piece->owner != group->rank) return 0;
+  if (!mfsdp__holds(group, piece)) return 0;
   master = mfsdp__piece_master(rt, piece);
   owned->param = group->param_first + piece->param;
   owned->tensor = piece->grad_shard_offset < 0 ? -1 : owned->tensor_count++;
   owned->name = mfsdp__runtime_param_name(rt, owned->param);
+  owned->saves = group->replica_rank == 0 && piece->owner == group->rank;
   owned->first = piece->first;
   owned->count = piece->count;
   owned->data = master;
@@ -145,8 +146,9 @@ MFSDP_API int mfsdp__owned_fill(const mfsdp_runtime *rt, const mfsdp_piece *piec
 
 /*
  * Steps to the next thing that this rank owns: 1, or 0 past the last one. Start from
- * mfsdp_owned_default; group after group, in the order of the plan's pieces. Replicas own the same.
- * Its data may be read after mfsdp_runtime_progress; it lives as long as the runtime.
+ * mfsdp_owned_default; group after group, in the order of the plan's pieces. Replicas own the same,
+ * and of a REPLICATED plan every rank owns everything; `saves` is 1 on one of those that do. Its
+ * data may be read after mfsdp_runtime_progress; it lives as long as the runtime.
  */
 MFSDP_API int mfsdp_owned_next(const mfsdp_runtime *rt, mfsdp_owned *owned) {
   for (; owned->group < rt->group_count; ++owned->group, owned->piece = -1) {

@@ -9,7 +9,9 @@
 #ifndef MFSDP_RUNTIME_SETUP_H
 #define MFSDP_RUNTIME_SETUP_H
 
+#include "setup_banded.h"
 #include "setup_register.h"
+#include "setup_stage.h"
 #include "setup_verdict.h"
 #include "step.h"
 
@@ -18,16 +20,11 @@
 MFSDP_API mfsdp_optimizer_tensor mfsdp__setup_tensor(const mfsdp_runtime *rt,
                                                      const mfsdp__group_entry *group,
                                                      const mfsdp_piece *piece) {
-  const mfsdp__unit *unit = &rt->units[piece->unit];
-  mfsdp_optimizer_tensor tensor = mfsdp__piece_tensor(group->plan, piece);
+  mfsdp_optimizer_tensor tensor = mfsdp__piece_tensor(rt->desc, group->plan, piece);
   tensor.param = rt->params[group->param_first + piece->param].presence;
-  tensor.master = (float *)rt->master.data + unit->master_first +
-                  (unit->master_in_gather_layout ? piece->shard_offset : piece->grad_shard_offset);
-  if (!unit->master_in_gather_layout)
-    tensor.param_data = (unsigned char *)rt->copy.data + unit->copy_first_nbytes +
-                        (size_t)piece->shard_offset * mfsdp_dtype_nbytes(unit->compute);
-  tensor.grad =
-      (const float *)rt->accumulator.data + unit->accumulator_first + piece->grad_shard_offset;
+  tensor.master = mfsdp__piece_master(rt, piece);
+  tensor.param_data = mfsdp__piece_copy(rt, piece);
+  tensor.grad = mfsdp__piece_sums(rt, piece);
   return tensor;
 }
 
@@ -39,7 +36,7 @@ MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_
     int32_t count = 0;
     const mfsdp_piece *pieces = mfsdp_plan_pieces(group->plan, -1, &count);
     for (i = 0; i < count; ++i) {
-      if (pieces[i].owner != group->rank || pieces[i].grad_shard_offset < 0) continue;
+      if (!mfsdp__holds(group, &pieces[i]) || pieces[i].grad_shard_offset < 0) continue;
       if (tensors != NULL) tensors[used] = mfsdp__setup_tensor(rt, group, &pieces[i]);
       ++used;
     }
@@ -47,7 +44,7 @@ MFSDP_API int32_t mfsdp__setup_tensors(const mfsdp_runtime *rt, mfsdp_optimizer_
   return used;
 }
 
-MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt) {
+MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt, const mfsdp__sizes *sizes) {
   const int32_t count = mfsdp__setup_tensors(rt, NULL);
   mfsdp_optimizer_desc desc = *rt->desc->optimizer;
   mfsdp_status status;
@@ -56,8 +53,12 @@ MFSDP_API mfsdp_status mfsdp__setup_optimizer(mfsdp_runtime *rt) {
                               "runtime optimizer tensors", &tensors));
   (void)mfsdp__setup_tensors(rt, (mfsdp_optimizer_tensor *)tensors);
   desc.state_space = rt->desc->state_space;
-  status = mfsdp_optimizer_create(rt->context, rt->backend, &desc,
-                                  (const mfsdp_optimizer_tensor *)tensors, count, &rt->optimizer);
+  status = mfsdp__setup_stages(rt, sizes, (mfsdp_optimizer_tensor *)tensors, count);
+  if (status == MFSDP_OK)
+    status = mfsdp__setup_banded(rt, sizes, (mfsdp_optimizer_tensor *)tensors);
+  if (status == MFSDP_OK)
+    status = mfsdp_optimizer_create(rt->context, rt->backend, &desc,
+                                    (const mfsdp_optimizer_tensor *)tensors, count, &rt->optimizer);
   mfsdp_table_free(rt->context, tensors, (size_t)count, sizeof(mfsdp_optimizer_tensor));
   return status;
 }
@@ -105,7 +106,7 @@ MFSDP_API mfsdp_status mfsdp__setup(mfsdp_runtime *rt, const mfsdp__sizes *sizes
   for (g = 0; g < rt->group_count; ++g)
     MFSDP_TRY(mfsdp__setup_replica(rt, &rt->groups[g]));
   MFSDP_TRY(mfsdp__setup_verdict(rt)); /* numbers the presence bits that optimizer items refer to */
-  MFSDP_TRY(mfsdp__setup_optimizer(rt));
+  MFSDP_TRY(mfsdp__setup_optimizer(rt, sizes));
   MFSDP_TRY(mfsdp__setup_registrations(rt));
   MFSDP_TRY(mfsdp__setup_export(rt));
   rt->optimizer_begin = mfsdp_trace_mark_make(rt->context, 1, "compute", "optimizer");
@@ -153,6 +154,8 @@ MFSDP_API void mfsdp__teardown_groups(mfsdp_runtime *rt) {
 MFSDP_API void mfsdp__teardown_units(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count && rt->units != NULL; ++u) {
+    mfsdp_coll_destroy(rt->context, rt->units[u].sums_gather);
+    mfsdp_coll_destroy(rt->context, rt->units[u].refresh);
     mfsdp_coll_destroy(rt->context, rt->units[u].reduce);
     mfsdp_coll_destroy(rt->context, rt->units[u].gather);
     if (rt->units[u].gathered != NULL)
@@ -181,11 +184,15 @@ MFSDP_API void mfsdp__teardown(mfsdp_runtime *rt) {
                    sizeof(*rt->export_xfers));
   mfsdp__teardown_verdict(rt);
   mfsdp_optimizer_destroy(rt->context, rt->optimizer);
+  mfsdp__teardown_banded(rt);
+  mfsdp__teardown_stages(rt);
   mfsdp__teardown_ring(rt, &rt->grad_ring);
   mfsdp__teardown_ring(rt, &rt->param_ring);
   mfsdp_buffer_free(rt->context, rt->backend, &rt->wire);
   mfsdp_buffer_free(rt->context, rt->backend, &rt->staging);
   mfsdp_buffer_free(rt->context, rt->backend, &rt->accumulator);
+  mfsdp_buffer_free(rt->context, rt->backend, &rt->sums);
+  mfsdp_buffer_free(rt->context, rt->backend, &rt->resident);
   mfsdp_buffer_free(rt->context, rt->backend, &rt->copy);
   mfsdp_buffer_free(rt->context, rt->backend, &rt->master);
   mfsdp__teardown_units(rt);
@@ -262,6 +269,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_destroy(mfsdp_runtime *rt) {
   ops = rt->backend->ops;
   if (rt->failure.status == MFSDP_OK) {
     status = mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute);
+    if (status == MFSDP_OK) status = mfsdp__stage_end(rt);
     if (status == MFSDP_OK)
       status = ops->event_record(rt->backend->self, rt->compute, rt->compute_done);
     if (status == MFSDP_OK)

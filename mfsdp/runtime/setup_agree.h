@@ -95,6 +95,8 @@ MFSDP_API uint64_t mfsdp__runtime_option_hash(const mfsdp_runtime_desc *desc) {
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->wire.between_latency_ns);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->wire.between_ns_per_mib);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->chunk_nbytes);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->step_in_backward);
+  hash = mfsdp_hash_u64(hash, (uint64_t)desc->banded_update);
   hash = mfsdp_hash_u64(hash, (uint64_t)desc->optimizer->group_count);
   for (i = 0; i < desc->optimizer->group_count; ++i)
     hash = mfsdp__hash_hyper_group(hash, &desc->optimizer->groups[i]);
@@ -254,6 +256,7 @@ MFSDP_API uint64_t mfsdp__agree_unit_hash(const mfsdp_runtime_desc *desc,
       const int32_t *params = mfsdp_plan_unit_params(plan, u, &count);
       if (count == 0) continue;
       hash = mfsdp_hash_u64(mfsdp_hash_u64(hash, (uint64_t)g), (uint64_t)u);
+      hash = mfsdp_hash_u64(hash, (uint64_t)mfsdp_plan_residency(plan)); /* RESIDENT: no slots */
       for (i = 0; i < count; ++i) {
         const int32_t unit = mfsdp_plan_param(plan, mfsdp_plan_param_owner(plan, params[i]))->unit;
         if (unit != u) hash = mfsdp_hash_u64(hash, (uint64_t)unit);

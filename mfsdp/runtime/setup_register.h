@@ -15,7 +15,7 @@
 #include "tables.h"
 
 /* Buffers of the runtime that one transport may be told of. */
-#define MFSDP__REGISTERED_MOST 9
+#define MFSDP__REGISTERED_MOST 13
 
 MFSDP_API int mfsdp__wants_buffers(const mfsdp_transport *transport) {
   return transport != NULL && transport->world > 1 && MFSDP_HAS(transport->ops, buffer_register) &&
@@ -36,6 +36,10 @@ MFSDP_API mfsdp_status mfsdp__register_buffers(mfsdp_runtime *rt, const mfsdp_tr
   buffers[6] = &rt->grad_ring.buffer;
   buffers[7] = &rt->verdict.messages;
   buffers[8] = replica_sum;
+  buffers[9] = &rt->resident;
+  buffers[10] = &rt->sums;
+  buffers[11] = &rt->banded.directions;
+  buffers[12] = &rt->banded.slots;
   for (i = 0; i < MFSDP__REGISTERED_MOST; ++i) {
     mfsdp__registration *r = &rt->registrations[rt->registration_count];
     if (buffers[i]->data == NULL || buffers[i]->space != MFSDP_SPACE_DEVICE) continue;

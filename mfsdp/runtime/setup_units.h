@@ -37,6 +37,7 @@ MFSDP_API mfsdp_status mfsdp__setup_groups(mfsdp_runtime *rt) {
     to->world = from->transport->world;
     to->replica_rank = from->replica ? from->replica->rank : 0;
     to->replica_world = from->replica ? from->replica->world : 1;
+    to->replicated = mfsdp__plan_is_replicated(from->plan);
     to->param_first = rt->param_count;
     rt->param_count += mfsdp_plan_param_count(from->plan);
     if (mfsdp_plan_unit_count(from->plan) > rt->unit_count)
@@ -103,9 +104,31 @@ MFSDP_API mfsdp_status mfsdp__setup_owners(mfsdp_runtime *rt) {
 
 /* ---- units ---- */
 
+/* One collective of a unit: what it moves, how it counts, what it is called. */
+typedef struct mfsdp__unit_coll {
+  mfsdp_layout_kind layout;
+  mfsdp_coll_kind kind;
+  mfsdp_dtype dtype;
+  mfsdp_traffic traffic;
+  const char *label;
+} mfsdp__unit_coll;
+
+/* The unit's extents, with this rank's segment in the full buffer itself where that is so. */
+MFSDP_API mfsdp_status mfsdp__setup_unit_extents(mfsdp_runtime *rt, int32_t index,
+                                                 mfsdp_layout_kind kind, mfsdp_extent *extents,
+                                                 int32_t capacity, int32_t *count) {
+  const mfsdp__unit *unit = &rt->units[index];
+  int32_t i;
+  MFSDP_TRY(mfsdp_plan_extents(rt->context, rt->groups[unit->group].plan, index, kind, extents,
+                               capacity, count));
+  for (i = 0; i < capacity && unit->in_place && kind == MFSDP_LAYOUT_GATHER; ++i)
+    extents[i].shard_offset = extents[i].unit_offset;
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index,
-                                              mfsdp_layout_kind kind, mfsdp_coll **out) {
-  const int gather = kind == MFSDP_LAYOUT_GATHER;
+                                              const mfsdp__unit_coll *what, mfsdp_coll **out) {
+  const int gather = what->kind == MFSDP_COLL_GATHER;
   mfsdp__unit *unit = &rt->units[index];
   const mfsdp__group_entry *group = &rt->groups[unit->group];
   mfsdp_coll_desc desc = mfsdp_coll_desc_default();
@@ -113,29 +136,65 @@ MFSDP_API mfsdp_status mfsdp__setup_unit_coll(mfsdp_runtime *rt, int32_t index,
   mfsdp_status status;
   void *extents = NULL;
   int32_t capacity = 0;
-  MFSDP_TRY(mfsdp_plan_extents(rt->context, group->plan, index, kind, NULL, 0, &capacity));
+  MFSDP_TRY(mfsdp__setup_unit_extents(rt, index, what->layout, NULL, 0, &capacity));
   MFSDP_TRY(
       mfsdp_table_alloc(rt->context, (size_t)capacity, sizeof(mfsdp_extent), "extents", &extents));
   memset(&layout, 0, sizeof(layout));
   layout.struct_nbytes = sizeof(layout);
   layout.extents = (const mfsdp_extent *)extents;
   layout.world = group->world;
-  layout.dtype = gather ? unit->compute : unit->wire;
-  layout.full_count = gather ? unit->full_count : unit->grad_count;
-  desc.kind = gather ? MFSDP_COLL_GATHER : MFSDP_COLL_REDUCE;
+  layout.dtype = what->dtype;
+  layout.full_count = what->layout == MFSDP_LAYOUT_GATHER ? unit->full_count : unit->grad_count;
+  desc.kind = what->kind;
   desc.algorithm = gather ? rt->desc->gather_algorithm : rt->desc->reduce_algorithm;
   desc.wire = rt->desc->wire;
   desc.narrow_sums = rt->desc->narrow_sums;
-  desc.traffic = gather ? MFSDP_TRAFFIC_MATERIALIZE : MFSDP_TRAFFIC_REDUCE;
+  desc.traffic = what->traffic;
   desc.layout = &layout;
   desc.transport = group->transport;
   desc.chunk_nbytes = rt->desc->chunk_nbytes;
-  desc.label = gather ? unit->gather_label : unit->reduce_label;
-  status = mfsdp_plan_extents(rt->context, group->plan, index, kind, (mfsdp_extent *)extents,
-                              capacity, &layout.extent_count);
+  desc.label = what->label;
+  status = mfsdp__setup_unit_extents(rt, index, what->layout, (mfsdp_extent *)extents, capacity,
+                                     &layout.extent_count);
   if (status == MFSDP_OK) status = mfsdp_coll_create(rt->context, &desc, out);
   mfsdp_table_free(rt->context, extents, (size_t)capacity, sizeof(mfsdp_extent));
   return status;
+}
+
+/* All collectives of a unit. A RESIDENT one has its gather twice, since bytes after an update count
+ * as the optimizer's; a replicated one has none. */
+MFSDP_API mfsdp_status mfsdp__setup_unit_colls(mfsdp_runtime *rt, int32_t index) {
+  mfsdp__unit *unit = &rt->units[index];
+  const mfsdp__unit_coll gather = {MFSDP_LAYOUT_GATHER, MFSDP_COLL_GATHER, unit->compute,
+                                   MFSDP_TRAFFIC_MATERIALIZE, unit->gather_label};
+  const mfsdp__unit_coll refresh = {MFSDP_LAYOUT_GATHER, MFSDP_COLL_GATHER, unit->compute,
+                                    MFSDP_TRAFFIC_OPTIMIZER_MATRIX, unit->refresh_label};
+  const mfsdp__unit_coll reduce = {MFSDP_LAYOUT_REDUCE, MFSDP_COLL_REDUCE, unit->wire,
+                                   MFSDP_TRAFFIC_REDUCE, unit->reduce_label};
+  const mfsdp__unit_coll sums = {MFSDP_LAYOUT_REDUCE, MFSDP_COLL_GATHER, MFSDP_F32,
+                                 MFSDP_TRAFFIC_REDUCE, unit->sums_label};
+  if (unit->full_count > 0 && !unit->replicated)
+    MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, &gather, &unit->gather));
+  if (unit->full_count > 0 && unit->resident && !unit->replicated)
+    MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, &refresh, &unit->refresh));
+  if (unit->grad_count > 0) MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, &reduce, &unit->reduce));
+  if (unit->grad_count > 0 && unit->replicated)
+    MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, &sums, &unit->sums_gather));
+  return MFSDP_OK;
+}
+
+/* What a RESIDENT unit has beyond the others; `used` as far as the tables go. */
+MFSDP_API void mfsdp__setup_unit_resident(mfsdp_runtime *rt, mfsdp__unit *unit,
+                                          const mfsdp__unit_sizes *s, mfsdp__sizes *used) {
+  unit->resident = s->resident;
+  unit->replicated = s->replicated;
+  unit->in_place = s->in_place;
+  unit->ready = s->replicated ? rt->step_done : unit->gathered;
+  unit->full_first_nbytes = used->resident_nbytes;
+  unit->sums_first = used->sums_count;
+  if (s->resident) used->resident_nbytes += (size_t)s->full_count * mfsdp_dtype_nbytes(s->compute);
+  used->sums_count += s->sums_count;
+  if (s->separate && (s->replicated ? s->full_count : s->shard_count) > 0) rt->has_copies = 1;
 }
 
 MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t index,
@@ -149,6 +208,8 @@ MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t i
   (void)snprintf(unit->gather_label, sizeof(unit->gather_label), "gather unit %d", (int)index);
   (void)snprintf(unit->reduce_label, sizeof(unit->reduce_label), "reduce unit %d", (int)index);
   (void)snprintf(unit->wait_label, sizeof(unit->wait_label), "wait unit %d", (int)index);
+  (void)snprintf(unit->refresh_label, sizeof(unit->refresh_label), "refresh unit %d", (int)index);
+  (void)snprintf(unit->sums_label, sizeof(unit->sums_label), "gather sums of unit %d", (int)index);
   unit->group = g;
   unit->params = params;
   unit->param_count = count;
@@ -168,13 +229,10 @@ MFSDP_API mfsdp_status mfsdp__setup_unit(mfsdp_runtime *rt, int32_t g, int32_t i
   unit->keeps[MFSDP_USE_FORWARD] = rt->desc->reshard_after_forward == 0;
   used->master_count += s.master_count;
   used->accumulator_count += s.accumulator_count;
-  if (s.separate) used->copy_nbytes += (size_t)s.shard_count * mfsdp_dtype_nbytes(s.compute);
+  used->copy_nbytes += (size_t)s.copy_count * mfsdp_dtype_nbytes(s.compute);
   MFSDP_TRY(rt->backend->ops->event_create(rt->backend->self, rt->context, &unit->gathered));
-  if (unit->full_count > 0)
-    MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, MFSDP_LAYOUT_GATHER, &unit->gather));
-  if (unit->grad_count > 0)
-    MFSDP_TRY(mfsdp__setup_unit_coll(rt, index, MFSDP_LAYOUT_REDUCE, &unit->reduce));
-  return MFSDP_OK;
+  mfsdp__setup_unit_resident(rt, unit, &s, used);
+  return mfsdp__setup_unit_colls(rt, index);
 }
 
 MFSDP_API mfsdp_status mfsdp__setup_units(mfsdp_runtime *rt) {
@@ -276,7 +334,21 @@ MFSDP_API mfsdp_status mfsdp__setup_ring(mfsdp_runtime *rt, int32_t count, size_
   return MFSDP_OK;
 }
 
+/* The storage of what stays whole, and where each unit's is. */
+MFSDP_API mfsdp_status mfsdp__setup_resident(mfsdp_runtime *rt, const mfsdp__sizes *sizes) {
+  int32_t u;
+  MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->resident_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SHARD,
+                                &rt->resident));
+  MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->sums_count * sizeof(float), MFSDP_SPACE_DEVICE,
+                                MFSDP_MEMORY_GRAD, &rt->sums));
+  for (u = 0; u < rt->unit_count; ++u)
+    if (rt->units[u].resident)
+      rt->units[u].full = (unsigned char *)rt->resident.data + rt->units[u].full_first_nbytes;
+  return MFSDP_OK;
+}
+
 MFSDP_API mfsdp_status mfsdp__setup_memory(mfsdp_runtime *rt, const mfsdp__sizes *sizes) {
+  MFSDP_TRY(mfsdp__setup_resident(rt, sizes));
   MFSDP_TRY(mfsdp__setup_buffer(rt, (size_t)sizes->master_count * sizeof(float),
                                 rt->desc->state_space, MFSDP_MEMORY_SHARD, &rt->master));
   MFSDP_TRY(mfsdp__setup_buffer(rt, sizes->copy_nbytes, MFSDP_SPACE_DEVICE, MFSDP_MEMORY_SHARD,

@@ -7,6 +7,7 @@
 #ifndef MFSDP_RUNTIME_STEP_H
 #define MFSDP_RUNTIME_STEP_H
 
+#include "banded.h"
 #include "grads.h"
 
 /* Backs off after a skip, grows after enough applied steps in a row: the same on every rank. */
@@ -97,6 +98,7 @@ MFSDP_API mfsdp_status mfsdp_step_begin(mfsdp_runtime *rt, const mfsdp_step_desc
   rt->step = *desc;
   rt->micro_batch_count = desc->micro_batch_count;
   rt->value_count = rt->weight_count = 0;
+  MFSDP__RUNTIME_TRY(rt, mfsdp__stage_begin(rt));
   rt->in_step = 1;
   memset(header, 0, rt->verdict.header.nbytes);
   memcpy(&nan_bits, &not_reported, sizeof(nan_bits));
@@ -248,13 +250,19 @@ MFSDP_API mfsdp_status mfsdp__step_update(mfsdp_runtime *rt) {
 }
 
 MFSDP_API mfsdp_status mfsdp__step_run(mfsdp_runtime *rt) {
+  MFSDP_TRY(mfsdp__step_gather_sums(rt));
   /* The last reductions come before the norm, and all gathers before the masters change. */
   MFSDP_TRY(mfsdp__runtime_order(rt, rt->communication, rt->reduced, rt->compute));
   MFSDP_TRY(mfsdp__step_clear_unused(rt));
+  MFSDP_TRY(mfsdp__step_clear_sums(rt));
+  MFSDP_TRY(mfsdp__stage_rest(rt));
   MFSDP_TRY(mfsdp__step_sum_replicas(rt));
   MFSDP_TRY(mfsdp__step_message(rt));
   MFSDP_TRY(mfsdp__step_fold(rt));
-  return mfsdp__step_update(rt);
+  MFSDP_TRY(mfsdp__stage_end(rt));
+  MFSDP_TRY(mfsdp__banded_step(rt));
+  MFSDP_TRY(mfsdp__step_update(rt));
+  return mfsdp__step_refresh(rt);
 }
 
 /* What all ranks must have in common in this step: its description and all counts before it. Bit 0

@@ -49,6 +49,7 @@ typedef struct mfsdp__group_entry {
   int64_t accumulator_first, accumulator_count; /* of all its units */
   mfsdp_coll *replica_reduce, *replica_gather;  /* NULL without replicas or elements */
   mfsdp_buffer replica_sum;                     /* DEVICE: this replica's part of the sums */
+  int32_t replicated; /* 1: every rank holds all masters, states and sums (resident.h) */
 } mfsdp__group_entry;
 
 /* A buffer that a transport has been told of. */
@@ -58,13 +59,22 @@ typedef struct mfsdp__registration {
 } mfsdp__registration;
 
 typedef struct mfsdp__unit {
-  char gather_label[40], reduce_label[40], wait_label[40];
+  char gather_label[40], reduce_label[40], wait_label[40], refresh_label[40], sums_label[40];
   int32_t group;         /* -1: an unused number, legal and empty */
   const int32_t *params; /* the plan's numbers; add param_first */
   int32_t param_count, param_first;
   mfsdp_coll *gather, *reduce; /* NULL when the layout is empty */
   mfsdp_event *gathered;
-  int32_t *owners; /* units that own tensors this unit only aliases */
+  mfsdp_event *ready;       /* what an acquire waits for: `gathered`, or (replicated) the update */
+  int32_t resident;         /* 1: full parameters stay in `full`, and no slot is taken */
+  int32_t replicated;       /* 1: as the group's */
+  int32_t in_place;         /* 1: what this rank gathers lies at its place in `full` */
+  unsigned char *full;      /* NULL unless resident */
+  size_t full_first_nbytes; /* in the resident storage */
+  mfsdp_coll *refresh;      /* the gather after an update; NULL: none */
+  mfsdp_coll *sums_gather;  /* replicated: of the accumulators into the sums; NULL: none */
+  int64_t sums_first;       /* in the storage of sums */
+  int32_t *owners;          /* units that own tensors this unit only aliases */
   int32_t owner_count;
   const int32_t *prefetch[4]; /* by mfsdp_use: prefetch_count units that are acquired next */
   int32_t prefetch_count[4];
@@ -79,10 +89,13 @@ typedef struct mfsdp__unit {
   int32_t acquires;              /* state: 0 with a slot = gathered ahead or kept */
   int32_t own_acquires;          /* state: those by its own number, not along with an alias */
   int32_t param_slot;            /* state: -1 = SHARDED */
+  int32_t stale;                 /* state: resident, and older than the masters */
   int32_t wanted;                /* state: used next, so it stays in its slot at the last release */
   int32_t kept;                  /* state: between forward and backward without resharding */
   int32_t grad_state, grad_slot; /* state */
   int32_t reduces;               /* state: micro-batches closed in this step */
+  int32_t stage_first, stage_count; /* jobs of the step in backward; none without it */
+  int32_t staged;                   /* state: they are enqueued for this step */
 } mfsdp__unit;
 
 typedef struct mfsdp__param_entry {
@@ -114,6 +127,57 @@ typedef struct mfsdp__verdict_tables {
   mfsdp_verdict_args fold; /* complete but for what each step is told */
 } mfsdp__verdict_tables;
 
+/* Matrices of a unit that are orthogonalized together in backward. */
+typedef struct mfsdp__stage_job {
+  int32_t hyper_group, count;
+  int64_t rows, cols, stride; /* elements from one direction to the next */
+  float *direction;
+} mfsdp__stage_job;
+
+/* The step in backward (runtime/stage.h); empty without it. */
+typedef struct mfsdp__stages {
+  mfsdp_queue *queue;        /* NULL where nothing is staged */
+  mfsdp__stage_job *jobs;    /* unit after unit */
+  mfsdp_buffer directions;   /* DEVICE: of all staged matrices */
+  mfsdp_buffer workspace;    /* DEVICE: of one job */
+  mfsdp_buffer scalars;      /* DEVICE: what scales the gradients, known before the verdict */
+  mfsdp_buffer host_scalars; /* PINNED: written by the host when a step begins */
+  mfsdp_event *landed, *copied, *done;
+  mfsdp_trace_mark begin, end;
+  int32_t job_count, job_capacity;
+} mfsdp__stages;
+
+/* A stretch that lies in packed bands and in a batch of whole matrices: offsets in floats. */
+typedef struct mfsdp__banded_copy {
+  int64_t packed, whole, count;
+} mfsdp__banded_copy;
+
+/* One exchange of bands, and what this rank works on in it. */
+typedef struct mfsdp__banded_round {
+  mfsdp_coll *gather, *scatter;        /* scatter is NULL where every rank works on everything */
+  int64_t direction_first, band_count; /* this rank's bands of the round, in the directions */
+  int32_t opens_group;                 /* 1: the first round of a group */
+  int32_t slot;
+  int32_t hyper_group, matrix_count; /* this rank's batch; 0: none */
+  int64_t rows, cols, stride;        /* from one matrix to the next where they are worked on */
+  int32_t copy_first, copy_count;    /* between slot and matrices; none: the slot is the matrix */
+  int32_t own_first, own_count;      /* from matrices to this rank's bands, instead of a scatter */
+} mfsdp__banded_round;
+
+/* The step of BANDED matrices (runtime/banded.h); empty without them. */
+typedef struct mfsdp__banded {
+  mfsdp__banded_round *rounds; /* group after group */
+  mfsdp__banded_copy *copies;
+  mfsdp_buffer directions;              /* DEVICE: of this rank's bands, in the order of rounds */
+  mfsdp_buffer slots;                   /* DEVICE: bands as they arrive */
+  mfsdp_buffer whole;                   /* DEVICE: a batch of several matrices */
+  mfsdp_buffer workspace;               /* DEVICE: of Newton-Schulz */
+  mfsdp_event *gathered[2], *worked[2]; /* by slot */
+  mfsdp_trace_mark begin, end;
+  int64_t slot_count; /* floats of a slot */
+  int32_t round_count, round_capacity, copy_count, copy_capacity;
+} mfsdp__banded;
+
 struct mfsdp_runtime {
   mfsdp_context *context;
   const mfsdp_runtime_desc *desc; /* the caller's, in create only; NULL afterwards */
@@ -129,9 +193,13 @@ struct mfsdp_runtime {
   int32_t prefetch_unit_count;
   mfsdp__ring param_ring, grad_ring;
   mfsdp_buffer master, copy, accumulator, staging, wire;
+  mfsdp_buffer resident, sums;        /* of the units that are; of those that are replicated */
+  int32_t has_copies;                 /* 1: some compute copies of this rank are not its masters */
   mfsdp__registration *registrations; /* NULL where no transport wants any */
   int32_t registration_count, registration_capacity;
   mfsdp_optimizer *optimizer;
+  mfsdp__stages stages;
+  mfsdp__banded banded;
   mfsdp__verdict_tables verdict;
   mfsdp_xfer *export_xfers; /* largest world, at least 1 */
   int32_t export_xfer_count;
@@ -265,6 +333,9 @@ MFSDP_API void mfsdp__runtime_drain(mfsdp_runtime *rt) {
   if (rt->step_done == NULL) return;            /* made last: without it nothing was enqueued */
   if (ops->event_record(self, rt->communication, rt->reduced) == MFSDP_OK)
     (void)ops->event_wait(self, rt->context, rt->reduced, deadline_us);
+  if (rt->stages.queue != NULL &&
+      ops->event_record(self, rt->stages.queue, rt->stages.done) == MFSDP_OK)
+    (void)ops->event_wait(self, rt->context, rt->stages.done, deadline_us);
   if (ops->event_record(self, rt->compute, rt->compute_done) == MFSDP_OK)
     (void)ops->event_wait(self, rt->context, rt->compute_done, deadline_us);
   rt->context->error = first;

@@ -3,16 +3,22 @@
  * runtime/units.h - acquire, prefetch and release of units' parameters. Part of runtime.h.
  *
  * A unit is SHARDED (no slot) or has a slot: acquired (acquires > 0), or gathered ahead or kept
- * (acquires 0), and then the slot may be taken from it when another unit needs one. Everything here
- * is decided by the sequence of calls and the tables alone, so all ranks gather in the same order.
+ * (acquires 0), and then the slot may be taken from it when another unit needs one. A RESIDENT unit
+ * never has a slot (resident.h). Everything here is decided by the sequence of calls and the tables
+ * alone, so all ranks gather in the same order.
  * Link flags: none.
  */
 #ifndef MFSDP_RUNTIME_UNITS_H
 #define MFSDP_RUNTIME_UNITS_H
 
-#include "tables.h"
+#include "resident.h"
 
 /* ---- slots ---- */
+
+/* Whether an acquire has to find a slot for it. */
+MFSDP_API int mfsdp__unit_wants_slot(const mfsdp__unit *unit) {
+  return unit->param_slot < 0 && unit->param_count > 0 && !unit->resident;
+}
 
 /* Makes a unit SHARDED again: its slot is free for the next. Gathers into it are in queue order. */
 MFSDP_API void mfsdp__unit_drop(mfsdp_runtime *rt, mfsdp__unit *unit) {
@@ -48,13 +54,6 @@ MFSDP_API void mfsdp__unit_evict_one(mfsdp_runtime *rt, const mfsdp__unit *spare
   }
 }
 
-/* What is gathered: the compute copy of this rank's segment, or its masters. */
-MFSDP_API const void *mfsdp__unit_segment(const mfsdp_runtime *rt, const mfsdp__unit *unit) {
-  if (unit->shard_count == 0) return NULL;
-  if (unit->master_in_gather_layout) return (const float *)rt->master.data + unit->master_first;
-  return (const unsigned char *)rt->copy.data + unit->copy_first_nbytes;
-}
-
 /* Enqueues the gather of a unit into a free slot. */
 MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
@@ -75,8 +74,10 @@ MFSDP_API mfsdp_status mfsdp__unit_gather(mfsdp_runtime *rt, int32_t index) {
 
 /* Gathers a unit that is used soon, if a slot is free; if it has one, it keeps it. */
 MFSDP_API mfsdp_status mfsdp__unit_gather_ahead(mfsdp_runtime *rt, int32_t index) {
-  if (rt->units[index].param_slot >= 0) {
-    rt->units[index].wanted = 1;
+  mfsdp__unit *unit = &rt->units[index];
+  if (unit->resident) return unit->stale ? mfsdp__unit_freshen(rt, unit, unit->gather) : MFSDP_OK;
+  if (unit->param_slot >= 0) {
+    unit->wanted = 1;
     return MFSDP_OK;
   }
   if (mfsdp__ring_free_count(&rt->param_ring) == 0) return MFSDP_OK;
@@ -99,7 +100,8 @@ MFSDP_API mfsdp_status mfsdp__unit_prefetch(mfsdp_runtime *rt, const mfsdp__unit
 MFSDP_API mfsdp_status mfsdp__unit_acquire_one(mfsdp_runtime *rt, int32_t index,
                                                const mfsdp__unit *spared, int32_t spared_index) {
   mfsdp__unit *unit = &rt->units[index];
-  if (unit->param_slot < 0 && unit->param_count > 0) {
+  if (unit->stale) MFSDP_TRY(mfsdp__unit_freshen(rt, unit, unit->gather));
+  if (mfsdp__unit_wants_slot(unit)) {
     if (mfsdp__ring_free_count(&rt->param_ring) == 0)
       mfsdp__unit_evict_one(rt, spared, spared_index);
     MFSDP_TRY(mfsdp__unit_gather(rt, index));
@@ -119,20 +121,19 @@ MFSDP_API mfsdp_status mfsdp__unit_acquire_all(mfsdp_runtime *rt, int32_t index,
   for (i = 0; i < unit->owner_count; ++i)
     MFSDP_TRY(mfsdp__unit_acquire_one(rt, unit->owners[i], unit, index));
   MFSDP_TRY(mfsdp__unit_prefetch(rt, unit, use));
-  MFSDP_TRY(mfsdp__runtime_settle(rt, unit->gathered, unit->wait_label));
+  MFSDP_TRY(mfsdp__runtime_settle(rt, unit->ready, unit->wait_label));
   for (i = 0; i < unit->owner_count; ++i)
-    MFSDP_TRY(mfsdp__runtime_settle(rt, rt->units[unit->owners[i]].gathered, unit->wait_label));
+    MFSDP_TRY(mfsdp__runtime_settle(rt, rt->units[unit->owners[i]].ready, unit->wait_label));
   return MFSDP_OK;
 }
 
 /* Slots that an acquire still has to find, and those it may find them in. */
 MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const mfsdp__unit *unit) {
-  int32_t i, needed = unit->param_slot < 0 && unit->param_count > 0,
-             available = mfsdp__unit_slots_available(rt);
+  int32_t i, needed = mfsdp__unit_wants_slot(unit), available = mfsdp__unit_slots_available(rt);
   available -= unit->param_slot >= 0 && unit->acquires == 0; /* its own slot is not up for taking */
   for (i = 0; i < unit->owner_count; ++i) {
     const mfsdp__unit *owner = &rt->units[unit->owners[i]];
-    needed += owner->param_slot < 0;
+    needed += mfsdp__unit_wants_slot(owner);
     available -= owner->param_slot >= 0 && owner->acquires == 0;
   }
   if (needed <= available) return MFSDP_OK;
@@ -146,9 +147,10 @@ MFSDP_API mfsdp_status mfsdp__unit_room(mfsdp_runtime *rt, int32_t index, const 
 /*
  * Makes a unit's full parameters available (mfsdp_unit_param), and those of the units that own its
  * tied tensors; starts the gathers of the units that come next for this use (desc.prefetch_depth).
- * Counted: each acquire needs its release; only a unit that is not there yet is gathered. Any order
- * and number of acquires is fine, as long as it is the same on every rank. COMPLETE without a
- * compute queue, otherwise ordered before later work on it.
+ * Counted: each acquire needs its release; only a unit that is not there yet is gathered, and one
+ * that is RESIDENT only the first time after new values. Any order and number of acquires is fine,
+ * as long as it is the same on every rank. COMPLETE without a compute queue, otherwise ordered
+ * before later work on it.
  * E_ARGUMENT: no such unit. E_STATE: no slot is free (nothing changed). E_TIMEOUT, E_PEER,
  * E_BACKEND.
  */
@@ -171,7 +173,7 @@ MFSDP_API mfsdp_status mfsdp_unit_acquire(mfsdp_runtime *rt, int32_t unit, mfsdp
 MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *unit) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   mfsdp__slot *slot;
-  if (--unit->acquires > 0 || unit->param_count == 0) return MFSDP_OK;
+  if (--unit->acquires > 0 || unit->param_count == 0 || unit->resident) return MFSDP_OK;
   slot = &rt->param_ring.slots[unit->param_slot];
   if (unit->wanted || unit->kept)
     return ops->event_record(rt->backend->self, rt->compute, slot->idle);
@@ -183,9 +185,9 @@ MFSDP_API mfsdp_status mfsdp__unit_release_one(mfsdp_runtime *rt, mfsdp__unit *u
 }
 
 /*
- * Ends one acquire. After the last one the parameters are SHARDED again (unless they are kept for
- * backward or used next) and their addresses invalid. E_STATE: the unit is not acquired, or only
- * along with one that is tied to it.
+ * Ends one acquire. After the last one the parameters are SHARDED again (unless they are RESIDENT,
+ * kept for backward or used next) and their addresses invalid. E_STATE: the unit is not acquired,
+ * or only along with one that is tied to it.
  */
 MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   mfsdp__unit *u = NULL;
@@ -202,12 +204,14 @@ MFSDP_API mfsdp_status mfsdp_unit_release(mfsdp_runtime *rt, int32_t unit) {
   return MFSDP_OK;
 }
 
-/* Before the masters change: nothing stays that nobody has acquired. */
+/* Before the masters change: nothing stays that nobody has acquired, and what is RESIDENT is no
+ * longer what the owners have (of a replicated unit everyone is the owner). */
 MFSDP_API void mfsdp__unit_drop_unacquired(mfsdp_runtime *rt) {
   int32_t u;
   for (u = 0; u < rt->unit_count; ++u) {
     rt->units[u].kept = 0;
     rt->units[u].wanted = 0;
+    rt->units[u].stale = rt->units[u].resident && !rt->units[u].replicated;
     if (rt->units[u].param_slot >= 0 && rt->units[u].acquires == 0)
       mfsdp__unit_drop(rt, &rt->units[u]);
   }
@@ -225,18 +229,19 @@ MFSDP_API void mfsdp__unit_drop_ahead(mfsdp_runtime *rt) {
 
 /*
  * A parameter's full tensor, contiguous and row-major in its compute dtype, DEVICE; an alias gives
- * its owner's. Stable from acquire to the unit's matching release. NULL unless acquired, or for an
- * unknown index.
+ * its owner's. Stable from acquire to the unit's matching release, always the same of a RESIDENT
+ * unit. NULL unless acquired, or for an unknown index.
  */
 MFSDP_API const void *mfsdp_unit_param(const mfsdp_runtime *rt, int32_t param) {
   const mfsdp__param_entry *entry;
   const mfsdp__unit *unit;
+  const unsigned char *full;
   if (param < 0 || param >= rt->param_count) return NULL;
   entry = &rt->params[param];
   unit = &rt->units[entry->unit];
   if (unit->acquires == 0) return NULL;
-  return rt->param_ring.slots[unit->param_slot].data +
-         (size_t)entry->offset * mfsdp_dtype_nbytes(unit->compute);
+  full = unit->resident ? unit->full : rt->param_ring.slots[unit->param_slot].data;
+  return full + (size_t)entry->offset * mfsdp_dtype_nbytes(unit->compute);
 }
 
 #endif /* MFSDP_RUNTIME_UNITS_H */

@@ -112,6 +112,25 @@ TEST(RuntimeCuda, Prefetch) {
     }
 }
 
+/* Full parameters that stay, and everything on every rank; the same with offload. */
+TEST(RuntimeCuda, ResidentAndReplicated) {
+  for (const bool narrow : {false, true}) {
+    Job job = cuda_job(test::mixed_job());
+    if (MFSDP_TEST_SANITIZER && !narrow) continue;
+    job.on_queue = narrow;
+    if (narrow) test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+    const uint64_t owned = trained_hash(job, {4, 1}, 2);
+    job.residency = MFSDP_RESIDENCY_RESIDENT;
+    for (const mfsdp_placement placement : {MFSDP_PLACEMENT_OWNED, MFSDP_PLACEMENT_REPLICATED}) {
+      Job offload = job;
+      job.placement = offload.placement = placement;
+      offload.tune = [](mfsdp_runtime_desc *desc) { desc->state_space = MFSDP_SPACE_HOST; };
+      expect_equal(job, {{4, 1}, {2, 2}, {1, 4}}, 2);
+      EXPECT_EQ(trained_hash(offload, {4, 1}, 2), owned);
+    }
+  }
+}
+
 TEST(RuntimeCuda, NarrowDtypes) {
   Job job = cuda_job(test::mixed_job());
   job.on_queue = true;

@@ -277,6 +277,7 @@ struct OracleOptions {
   std::vector<OracleGroup> groups;
   double clip_norm = 0.0;
   bool missing_is_zero = false;
+  bool bands = false; /* the norm is summed over ceil(rows / 64) rows of a matrix at a time */
   OracleLossScale loss_scale;
   int64_t local_world = 0; /* > 0: each of so many ranks adds up its own blocks first */
   /* The sample blocks that reach a tensor's gradient. Each chain is summed by itself, from its
@@ -515,8 +516,11 @@ private:
       int64_t block = 4096;
       if (!trainable(i)) continue;
       if (t.role == Role::kMatrix) {
-        for (const MatrixOf &m : t.matrices)
-          sum += sumsq(grad + m.first, m.rows * m.cols);
+        for (const MatrixOf &m : t.matrices) {
+          const int64_t rows = options_.bands ? std::max<int64_t>((m.rows + 63) / 64, 1) : m.rows;
+          for (int64_t r = 0; r < m.rows; r += rows)
+            sum += sumsq(grad + m.first + r * m.cols, std::min(rows, m.rows - r) * m.cols);
+        }
         continue;
       }
       while (block * 1024 < t.numel())

@@ -42,6 +42,8 @@ struct GroupsJob : Job {
   bool base_load = false; /* each plan starts from the loads of the plans before */
   int32_t prefetch_depth = 0, reduce_depth = 0;
   int64_t deadline_us = 20 * 1000000;
+  std::vector<mfsdp_residency> residencies; /* of each group; too short: SHARDED */
+  std::vector<mfsdp_placement> placements;  /* of all its tensors; too short: OWNED */
   /* May send a rank among the replicas of another place. */
   std::function<void(int32_t thread, std::size_t group, Place *)> spoil_replica;
   /* May change what a rank plans, to make ranks differ. */
@@ -62,6 +64,12 @@ struct GroupsJob : Job {
     add_instance(true, copies, tensors);
   }
 
+  mfsdp_residency residency_of(std::size_t group) const {
+    return group < residencies.size() ? residencies[group] : MFSDP_RESIDENCY_SHARDED;
+  }
+  mfsdp_placement placement_of(std::size_t group) const {
+    return group < placements.size() ? placements[group] : MFSDP_PLACEMENT_OWNED;
+  }
   int32_t ranks() const {
     return static_cast<int32_t>(groups[0][0].copies.size() * groups[0][0].copies[0].size());
   }
@@ -325,8 +333,11 @@ public:
       std::vector<mfsdp_param> params;
       std::vector<int64_t> base, after(copy.size());
       mfsdp_plan_desc desc = mfsdp_plan_desc_default();
-      for (int32_t i : instance.tensors)
+      for (int32_t i : instance.tensors) {
         params.push_back(param_of(job_->model.at(i)));
+        params.back().placement = job_->placement_of(g);
+      }
+      desc.residency = job_->residency_of(g);
       if (job_->spoil_params) job_->spoil_params(rank_->rank, g, &params);
       for (int32_t thread : copy)
         base.push_back(load[static_cast<std::size_t>(thread)]);
@@ -442,7 +453,9 @@ public:
       const mfsdp_piece *pieces = mfsdp_plan_pieces(plans[g], -1, &count);
       for (int32_t i = 0; i < count; ++i) {
         const int32_t tensor = tensors[first + static_cast<std::size_t>(pieces[i].param)];
-        if (pieces[i].owner == places[g].rank && job_->model.at(tensor).role != ref::Role::kFrozen)
+        if ((pieces[i].owner == places[g].rank ||
+             job_->placement_of(g) == MFSDP_PLACEMENT_REPLICATED) &&
+            job_->model.at(tensor).role != ref::Role::kFrozen)
           own.push_back({&pieces[i], tensor});
       }
       first += job_->groups[g][places[g].instance].tensors.size();

@@ -409,6 +409,127 @@ TEST(Interleavings, OfOtherDtypesAndSpaces) {
   }
 }
 
+/* ---- units that stay, and those of which every rank has everything ---- */
+
+std::vector<Case> residents(int32_t ranks) {
+  std::vector<Case> out;
+  for (Case c : variants(ranks))
+    for (const int model : {0, 1})
+      for (const bool replicated : {false, true}) {
+        if (model == 1 && c.dtypes != Case().dtypes) continue; /* tied tensors add up in f32 */
+        if (model == 1) c.job = four_units();
+        c.job.residency = MFSDP_RESIDENCY_RESIDENT;
+        if (replicated) c.job.placement = MFSDP_PLACEMENT_REPLICATED;
+        c.micro_batches = 2;
+        c.steps = 3;
+        c.explored_from = 0;
+        c.wanders = model == 1;
+        out.push_back(c);
+        c.job.placement = MFSDP_PLACEMENT_OWNED;
+      }
+  return out;
+}
+
+std::string strategy_of(const Case &c) {
+  return (c.job.placement == MFSDP_PLACEMENT_REPLICATED ? "replicated, " : "zero1, ") + c.text();
+}
+
+TEST(Residents, NoRacesAndTheSameBits) {
+  for (const int32_t ranks : {1, 2, 3})
+    for (const Case &c : residents(ranks)) {
+      const Right right(c);
+      EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << strategy_of(c);
+      for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 1 : 4); ++seed)
+        EXPECT_EQ(run_case(c, right, test::random_schedule(seed), RunOptions()), "")
+            << strategy_of(c) << ", seed " << seed;
+      for (uint64_t seed = 4; seed < (MFSDP_TEST_SANITIZER ? 5 : 14); ++seed)
+        ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
+            << strategy_of(c) << ", seed " << seed;
+    }
+}
+
+/* Left out: what acquires wait for (of a replicated unit the update itself, which exports wait for as
+ * well), and the update that a refresh waits for. */
+TEST(Residents, TheirWaitsAreNeeded) {
+  for (Case c : residents(2)) {
+    const bool replicated = c.job.placement == MFSDP_PLACEMENT_REPLICATED;
+    c.explored_from = 1; /* the first gathers are behind */
+    const Right right(c);
+    for (const bool update : {false, true}) {
+      bool raced = false;
+      RunOptions run;
+      if (replicated && !update) continue;
+      run.drop = [update](int32_t, Rt rt, Ev event, int64_t) {
+        for (int32_t u = 0; u < rt->unit_count && !update; ++u)
+          if (rt->units[u].gathered == event) return true;
+        return update && rt->step_done == event;
+      };
+      for (uint64_t seed = 0; seed < 4 && !raced; ++seed)
+        raced = run_case(c, right, test::random_schedule(seed), run).find("race: ") !=
+                std::string::npos;
+      EXPECT_TRUE(raced) << strategy_of(c) << (update ? ", the update" : ", the gather");
+    }
+  }
+}
+
+/* ---- matrices in bands ---- */
+
+/* Several rounds: matrices one by one, and a batch of small ones. */
+std::vector<Case> bands(int32_t ranks) {
+  std::vector<Case> out;
+  for (const bool on_queue : {false, true})
+    for (const mfsdp_banded_update update : {MFSDP_BANDED_HOME, MFSDP_BANDED_EVERYWHERE}) {
+      Case c;
+      c.ranks = ranks;
+      c.prefetch = c.reduce = 1;
+      c.on_queue = on_queue;
+      c.steps = 3;
+      c.explored_from = 0;
+      c.job = two_units();
+      c.job.model.tensors.push_back(ref::experts("large", 2, 3, 13, 11)); /* 143 of 256 floats */
+      c.job.model.tensors.push_back(ref::experts("small", 2, 4, 4, 3));
+      c.job.placement = MFSDP_PLACEMENT_BANDED;
+      c.job.options.bands = true;
+      c.job.tune = [update](mfsdp_runtime_desc *desc) { desc->banded_update = update; };
+      out.push_back(c);
+    }
+  return out;
+}
+
+TEST(Bands, NoRacesAndTheSameBits) {
+  for (const int32_t ranks : {1, 2, 3})
+    for (const Case &c : bands(ranks)) {
+      const Right right(c);
+      EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << c.text();
+      for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 1 : 4); ++seed)
+        EXPECT_EQ(run_case(c, right, test::random_schedule(seed), RunOptions()), "")
+            << c.text() << ", seed " << seed;
+      for (uint64_t seed = 4; seed < (MFSDP_TEST_SANITIZER ? 5 : 24); ++seed)
+        ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
+            << c.text() << ", seed " << seed;
+    }
+}
+
+/* Left out: what Newton-Schulz waits for, and what scatters and the next bands in a slot wait for. */
+TEST(Bands, TheirWaitsAreNeeded) {
+  for (const Case &c : bands(2)) {
+    const Right right(c);
+    for (const bool worked : {false, true}) {
+      bool raced = false;
+      RunOptions run;
+      run.drop = [worked](int32_t, Rt rt, Ev event, int64_t) {
+        for (int k = 0; k < 2; ++k)
+          if (event == (worked ? rt->banded.worked[k] : rt->banded.gathered[k])) return true;
+        return false;
+      };
+      for (uint64_t seed = 0; seed < 4 && !raced; ++seed)
+        raced = run_case(c, right, test::random_schedule(seed), run).find("race: ") !=
+                std::string::npos;
+      EXPECT_TRUE(raced) << c.text() << (worked ? ", worked" : ", gathered");
+    }
+  }
+}
+
 /* ---- groups and replicas ---- */
 
 /* Units 0 and 1 dense, 2 experts. */

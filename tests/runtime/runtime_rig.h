@@ -37,6 +37,8 @@ struct Job {
   ref::OracleOptions options;
   ref::Script script;
   mfsdp_planner planner = MFSDP_PLANNER_SCOPE_GREEDY;
+  mfsdp_placement placement = MFSDP_PLACEMENT_OWNED; /* of all tensors; BANDED: of matrices */
+  mfsdp_residency residency = MFSDP_RESIDENCY_SHARDED;
   const mfsdp_host_math *math = mfsdp_host_math_loops();
   mfsdp_host_queue_kind queue_kind = MFSDP_HOST_QUEUE_INLINE;
   bool cuda = false; /* ranks that share a device; math and queue_kind play no part */
@@ -190,8 +192,12 @@ inline mfsdp_status plan_of(mfsdp_context *context, const Job &job, int32_t worl
                             mfsdp_plan **out) {
   std::vector<mfsdp_param> params;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
-  for (const ref::Tensor &t : job.model.tensors)
+  for (const ref::Tensor &t : job.model.tensors) {
     params.push_back(param_of(t));
+    if (job.placement != MFSDP_PLACEMENT_BANDED || t.role == ref::Role::kMatrix)
+      params.back().placement = job.placement;
+  }
+  desc.residency = job.residency;
   desc.params = params.data();
   desc.param_count = static_cast<int32_t>(params.size());
   desc.world = world;
@@ -575,7 +581,7 @@ public:
     for (int32_t i = 0; i < job_->model.count(); ++i)
       compare_weight(runtime, *rank_, *job_, i, i, after, step);
     for (int32_t i = 0; i < count; ++i)
-      if (pieces[i].owner == rank_->rank &&
+      if ((pieces[i].owner == rank_->rank || job_->placement == MFSDP_PLACEMENT_REPLICATED) &&
           job_->model.at(pieces[i].param).role != ref::Role::kFrozen)
         own.push_back({&pieces[i], pieces[i].param});
     compare_states(runtime, rank_, *job_, own, after);

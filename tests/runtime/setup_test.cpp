@@ -266,8 +266,10 @@ Job registering_job(bool narrow) {
 }
 
 TEST(Registration, CoversEveryTransferOfSteps) {
-  for (const bool narrow : {false, true}) {
-    const Job job = registering_job(narrow);
+  for (int variant = 0; variant < 6; ++variant) {
+    Job job = registering_job(variant % 2 == 1);
+    if (variant >= 2) job.residency = MFSDP_RESIDENCY_RESIDENT;
+    if (variant >= 4) job.placement = MFSDP_PLACEMENT_REPLICATED;
     const test::Expected expected(job, 3, 2);
     const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
       RegisteringTransport transport(&rank, -1);

@@ -196,6 +196,20 @@ TEST(Failure, OfEveryPieceOfQueuedWorkWithWorkers) {
   fail_every_operation(narrow_job(MFSDP_HOST_QUEUE_WORKER), true);
 }
 
+/* Parameters that stay, refreshed behind every step; sums that all ranks gather. */
+TEST(Failure, OfEveryCallWithResidents) {
+  const mfsdp_placement placements[] = {MFSDP_PLACEMENT_OWNED, MFSDP_PLACEMENT_REPLICATED};
+  for (const mfsdp_placement placement : placements)
+    for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER}) {
+      const bool workers = kind == MFSDP_HOST_QUEUE_WORKER;
+      Job job = workers ? narrow_job(kind) : failing_job(kind);
+      job.residency = MFSDP_RESIDENCY_RESIDENT;
+      job.placement = placement;
+      fail_every_submit(job);
+      fail_every_operation(job, workers);
+    }
+}
+
 /* A transport whose rank, at its first batch with this label, stalls until the world has an error, or
  * leaves the world without a word. */
 class QuittingTransport {
