@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* mfsdp-plan.c - who owns what of a model, how good that is, and what a training step would take.
  * Build: cc -std=c11 -D_POSIX_C_SOURCE=200809L -O2 -I. examples/mfsdp-plan.c examples/plan/[a-z]*.c \
- *        examples/gpt/error.c examples/gpt/file.c -lm */
+ *        examples/gpt/error.c examples/gpt/file.c -lpthread -lm */
 #include "gpt/file.h"
+#include "plan/calibrate.h"
 #include "plan/cluster.h"
 #include "plan/file.h"
 #include "plan/heatmap.h"
@@ -87,6 +88,7 @@ static int run(const plan_options *o, plan_input *input, texts *t, plan_error *e
   question.params = &input->params;
   question.planner = o->planner;
   question.caps = o->caps;
+  question.banded_wire_cost = o->banded_wire_cost;
   question.newton_schulz_cost = o->newton_schulz_cost;
   question.algorithm = o->algorithm;
   question.newton_schulz_steps = o->steps;
@@ -134,6 +136,40 @@ static int write_all(const plan_options *o, const texts *t, plan_error *error) {
   return status;
 }
 
+/* A cluster file with what was measured, by rank 0. */
+static int calibrate(const plan_options *o, plan_error *error) {
+  plan_calibration measured;
+  int32_t world = o->world_count > 0 ? o->worlds[0] : 0, rank = 0;
+  plan_output output;
+  char *text = NULL;
+  size_t nbytes = 0;
+  FILE *f;
+  int status = o->use_mpi ? plan_calibrate_mpi(&world, &rank, &measured, error)
+                          : plan_calibrate_threads(world, &measured, error);
+  if (status != PLAN_OK || rank != 0) return status;
+  f = open_memstream(&text, &nbytes);
+  if (f == NULL) return plan_fail(error, "no memory for the report");
+  fprintf(f,
+          "# measured by %d %s at once; Newton-Schulz %.4g FLOP/s, as its cost is counted\n"
+          "# links at %.4g Mbit/s give this machine the FLOP/s per byte/s of an A100 at 25 GB/s\n",
+          (int)world, o->use_mpi ? "MPI processes" : "threads", measured.newton_schulz_flops_per_s,
+          plan_matched_mbit(measured.cluster.flops_per_s));
+  plan_cluster_write(&measured.cluster, f);
+  if (fclose(f) != 0) {
+    free(text);
+    return plan_fail(error, "no memory for the report");
+  }
+  if (o->input_count == 0) {
+    status = print_out(text, nbytes, error);
+  } else {
+    status = plan_output_begin(o->inputs[0], text, nbytes, &output, error);
+    if (status == PLAN_OK) status = plan_output_end(&output, error);
+    plan_output_drop(&output);
+  }
+  free(text);
+  return status;
+}
+
 int main(int argc, char **argv) {
   plan_options options;
   plan_input input;
@@ -148,6 +184,11 @@ int main(int argc, char **argv) {
   if (status == PLAN_OK && options.help) {
     plan_options_help(stdout);
     return 0;
+  }
+  if (status == PLAN_OK && options.calibrate) {
+    status = calibrate(&options, &error);
+    if (status != PLAN_OK) fprintf(stderr, "mfsdp-plan: %s\n", error.text);
+    return status;
   }
   if (status == PLAN_OK) status = check_outputs(&options, &error);
   if (status == PLAN_OK) status = run(&options, &input, &t, &error);

@@ -203,8 +203,8 @@ static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   mfsdp_plan *plan = NULL;
   mfsdp_status status;
   MFSDP_TRY(gpt_plan_create(context, job, &plan));
-  fprintf(stderr, "plan for %d ranks (%s math):\n", (int)job->options.ranks,
-          job->platform->math_name(job));
+  fprintf(stderr, "plan for %d ranks (%s math, strategy %s):\n", (int)job->options.ranks,
+          job->platform->math_name(job), gpt_strategy_at(job->options.strategy)->name);
   status = mfsdp_plan_audit(context, plan, audit_algorithm, audit_line, job);
   mfsdp_plan_destroy(context, plan);
   return status;
@@ -241,6 +241,8 @@ static int print_result(const rank_thread *first, int32_t count, gpt_error *erro
   result->val_loss = first->val_loss;
   (void)snprintf(result->params_hash, sizeof(result->params_hash), "%016llx",
                  (unsigned long long)first->params_hash);
+  (void)snprintf(result->strategy, sizeof(result->strategy), "%s",
+                 gpt_strategy_at(first->job->options.strategy)->name);
   result->tokens_per_s = gpt_progress_tokens_per_s(&first->progress);
   result->slot_bytes = first->figures[0].slot_nbytes;
   result->skipped_steps = first->skipped_steps;
@@ -396,6 +398,7 @@ static int open_job(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   job->lapack = mfsdp_host_lapacke();
 #endif
   gpt_job_set_dtype(job);
+  gpt_job_set_strategy(job);
   return GPT_OK;
 }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum option_kind { INTEGER, REAL, FLAG, TEXT, CHOICE, RESERVED } option_kind;
+typedef enum option_kind { INTEGER, REAL, FLAG, TEXT, CHOICE } option_kind;
 
 typedef struct option {
   option_kind kind;
@@ -24,7 +24,6 @@ typedef struct option {
 #define OFFSET_FLAG(field) offsetof(gpt_options, field)
 #define OFFSET_TEXT(field) offsetof(gpt_options, field)
 #define OFFSET_CHOICE(field) offsetof(gpt_options, field)
-#define OFFSET_RESERVED(field) 0
 
 static const option table[GPT_OPTION_COUNT] = {
 #define ROW(kind, field, name, initial, low, high, value, help) \
@@ -129,15 +128,14 @@ static int set_value(const option *o, const char *text, gpt_options *options, gp
     if (*text == '\0') return gpt_fail(error, "--%s is empty; give a file name", o->name);
     *(const char **)field = text;
     return GPT_OK;
-  case RESERVED: break;
   }
-  return gpt_fail(error, "--%s: not in this build", o->name);
+  return GPT_USAGE_ERROR; /* no such kind */
 }
 
 static int set_defaults(gpt_options *options, gpt_error *error) {
   memset(options, 0, sizeof *options);
   for (int i = 0; i < GPT_OPTION_COUNT; ++i)
-    if (table[i].kind != RESERVED && table[i].initial[0] != '\0') {
+    if (table[i].initial[0] != '\0') {
       const int status = set_value(&table[i], table[i].initial, options, error);
       if (status != GPT_OK) return status;
     }
@@ -164,7 +162,6 @@ static int take_argument(int argc, const char *const *argv, int *at, gpt_options
   length = strcspn(argument + 2, "=");
   o = find(argument + 2, length);
   if (!o) return gpt_fail(error, "%.*s is unknown; see --help", (int)(length + 2), argument);
-  if (o->kind == RESERVED) return gpt_fail(error, "--%s: not in this build", o->name);
   options->given[o - table] = 1;
   if (argument[2 + length] == '=')
     value = argument + 3 + length;
@@ -249,6 +246,19 @@ static int check_device(const gpt_options *o, gpt_error *error) {
   return GPT_OK;
 }
 
+/* Shampoo and SOAP keep statistics of whole matrices: no band can do that. */
+static int check_strategy(const gpt_options *o, gpt_error *error) {
+  const gpt_strategy *strategy = gpt_strategy_at(o->strategy);
+  const int preconditions =
+      o->optimizer == GPT_OPTIMIZER_SHAMPOO || o->optimizer == GPT_OPTIMIZER_SOAP;
+  if (preconditions && (strategy->matrices == MFSDP_PLACEMENT_BANDED || strategy->allow_banded))
+    return gpt_fail(error,
+                    "--strategy %s cuts matrices into bands, which --optimizer %s cannot update; "
+                    "use matrix, zero1 or replicated",
+                    strategy->name, o->optimizer == GPT_OPTIMIZER_SOAP ? "soap" : "shampoo");
+  return GPT_OK;
+}
+
 static int check_together(const gpt_options *o, gpt_error *error) {
   gpt_config config;
   if (!o->data) return gpt_fail(error, "--data is missing; name a text file: --data FILE");
@@ -256,6 +266,7 @@ static int check_together(const gpt_options *o, gpt_error *error) {
   if (check_optimizer(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_schedule(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (check_device(o, error) != GPT_OK) return GPT_USAGE_ERROR;
+  if (check_strategy(o, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (!o->checkpoint && (o->given[GPT_OPTION_save_every] || o->given[GPT_OPTION_keep_last] ||
                          o->async_save || o->resume))
     return gpt_fail(error,
@@ -298,20 +309,18 @@ static void print_option(FILE *out, const option *o) {
 }
 
 void gpt_options_help(FILE *out, const char *program) {
-  int column = 80;
   fprintf(out, "usage: %s --data FILE [--name value | --name=value ...]\n\n", program);
-  fprintf(out,
-          "Trains a small GPT on the bytes of FILE. Each hidden matrix lives whole on one rank,\n"
-          "which updates it there; nothing is gathered for the optimizer step.\n\n");
+  fprintf(
+      out,
+      "Trains a small GPT on the bytes of FILE. Each hidden matrix lives whole on one rank,\n"
+      "which updates it there; nothing is gathered for the optimizer step (see --strategy).\n\n");
   for (int i = 0; i < GPT_OPTION_COUNT; ++i)
-    if (table[i].kind != RESERVED) print_option(out, &table[i]);
-  fprintf(out, "  --help                this text\n\nReserved, not in this build:");
-  for (int i = 0; i < GPT_OPTION_COUNT; ++i) {
-    if (table[i].kind != RESERVED) continue;
-    if (column + (int)strlen(table[i].name) + 3 > 78) column = fprintf(out, "\n ") - 1;
-    column += fprintf(out, " --%s", table[i].name);
-  }
-  fputc('\n', out);
+    print_option(out, &table[i]);
+  fprintf(out, "  --help                this text\n");
+}
+
+int gpt_options_overlap(const gpt_options *options) {
+  return options->prefetch > 0 || options->step_in_backward != 0;
 }
 
 void gpt_options_config(const gpt_options *o, gpt_config *config) {

@@ -8,6 +8,7 @@
 
 #include "config.h"
 #include "error.h"
+#include "strategy.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -24,7 +25,6 @@ extern "C" {
  *   TEXT     const char * not empty; points into argv; default "" means NULL
  *   CHOICE   int32_t      index of the name in VALUE, "a|b|c"; a name with ! in front is known, but
  *                         not in this build
- *   RESERVED              the name of a later option: "not in this build"
  */
 
 /* 1 in build/examples/train_gpt_cuda alone, NCCL where there is one: everything else is built
@@ -123,7 +123,12 @@ extern "C" {
   X(FLAG, resume, "resume", "0", 0, 0, "", "go on from the latest checkpoint in DIR")            \
   X(CHOICE, device, "device", "cpu", 0, 0, GPT_DEVICES,                                          \
     "where ranks compute; threads share the first visible GPU")                                  \
-  X(RESERVED, strategy, "strategy", "", 0, 0, "", "")                                            \
+  X(CHOICE, strategy, "strategy", "matrix", 0, 0, GPT_STRATEGIES,                                \
+    "who holds and updates the hidden matrices: an owner each, all ranks in row bands that are " \
+    "gathered or sent to a home and back, or everybody (zero1: parameters; replicated: all); "   \
+    "hybrid: an owner each, bands where that is faster")                                         \
+  X(FLAG, step_in_backward, "step-in-backward", "0", 0, 0, "",                                   \
+    "owners work on a unit's matrices as soon as their gradients are there, beside backward")    \
   X(CHOICE, preset, "preset", "jordan", 0, 0, "torch|jordan|moonlight|dion",                     \
     "whose Muon: momentum, scale, decay, step size and coefficients")                            \
   X(CHOICE, coefficients, "coefficients", "preset", 0, 0,                                        \
@@ -179,7 +184,6 @@ enum gpt_option_index {
 #define GPT_OPTION_FIELD_FLAG(field) int32_t field;
 #define GPT_OPTION_FIELD_TEXT(field) const char *field;
 #define GPT_OPTION_FIELD_CHOICE(field) int32_t field;
-#define GPT_OPTION_FIELD_RESERVED(field)
 
 typedef struct gpt_options {
 #define GPT_OPTION_FIELD(kind, field, name, initial, low, high, value, help) \
@@ -201,6 +205,9 @@ int gpt_options_parse(int argc, const char *const *argv, gpt_options *options, g
 
 /* The table with defaults, for standard output. */
 void gpt_options_help(FILE *out, const char *program);
+
+/* 1 if something is to run beside the model, on queues with threads of their own. */
+int gpt_options_overlap(const gpt_options *options);
 
 /* The model's shape. */
 void gpt_options_config(const gpt_options *options, gpt_config *config);

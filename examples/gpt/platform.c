@@ -19,7 +19,7 @@ static mfsdp_status host_create(gpt_rank *rank) {
   desc.math = job->math;
   desc.lapack = job->lapack;
   desc.math_threads = (int32_t)job->options.threads_per_rank;
-  if (job->options.prefetch > 0) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+  if (gpt_options_overlap(&job->options)) desc.queue_kind = MFSDP_HOST_QUEUE_WORKER;
   MFSDP_TRY(mfsdp_host_backend_create(&rank->context, &desc, &rank->host));
   rank->backend = mfsdp_host_backend_get(rank->host);
   rank->host_ops.sgemm = job->math->sgemm;
@@ -109,7 +109,8 @@ static int check_launch(const gpt_job *job, mfsdp_context *context, gpt_error *e
 static int mpi_open(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   gpt_options *o = &job->options;
   const char *reason;
-  if (gpt_mpi_start(o->deadline * 1000000, o->prefetch > 0 ? 64 : 4, &job->mpi, error) != GPT_OK)
+  if (gpt_mpi_start(o->deadline * 1000000, gpt_options_overlap(o) ? 64 : 4, &job->mpi, error) !=
+      GPT_OK)
     return GPT_USAGE_ERROR;
   if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))
@@ -119,9 +120,15 @@ static int mpi_open(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   job->processes = 1;
   job->process_rank = gpt_mpi_rank(job->mpi);
   reason = gpt_mpi_no_threads(job->mpi);
-  if (reason == NULL || o->prefetch == 0) return GPT_OK;
-  if (job->process_rank == 0) fprintf(stderr, "train_gpt: prefetch is off: %s\n", reason);
+  if (reason == NULL || !gpt_options_overlap(o)) return GPT_OK;
+  if (job->process_rank == 0)
+    fprintf(stderr, "train_gpt: %s off: %s\n",
+            o->prefetch == 0           ? "step-in-backward is"
+            : o->step_in_backward == 0 ? "prefetch is"
+                                       : "prefetch and step-in-backward are",
+            reason);
   o->prefetch = 0;
+  o->step_in_backward = 0;
   return GPT_OK;
 }
 

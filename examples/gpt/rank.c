@@ -20,12 +20,16 @@ void gpt_job_set_dtype(gpt_job *job) {
     job->table.params[i].compute = job->table.params[i].wire = compute_dtype(job);
 }
 
+void gpt_job_set_strategy(gpt_job *job) {
+  gpt_strategy_params(gpt_strategy_at(job->options.strategy), job->table.params, job->table.count);
+}
+
 mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
   desc.world = (int32_t)job->options.ranks;
   desc.deadline_us = job->options.deadline * 1000000;
   /* A reduction is a batch for each chunk of 256 KiB; a full ring would hold the caller up. */
-  if (job->options.prefetch > 0) desc.batch_count = 64;
+  if (gpt_options_overlap(&job->options)) desc.batch_count = 64;
   return desc;
 }
 
@@ -87,6 +91,7 @@ mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_p
   desc.param_count = job->table.count;
   desc.world = (int32_t)job->options.ranks;
   desc.planner = planners[job->options.planner];
+  gpt_strategy_plan(gpt_strategy_at(job->options.strategy), &desc);
   if (job->options.optimizer == GPT_OPTIMIZER_ADAMW) desc.cost = mfsdp_plan_cost_elements;
   if (job->options.optimizer == GPT_OPTIMIZER_SHAMPOO) desc.cost = mfsdp_cost_shampoo;
   if (job->options.optimizer == GPT_OPTIMIZER_SOAP) desc.cost = mfsdp_cost_soap;
@@ -115,41 +120,64 @@ static void trace(void *user, int begin, const char *lane, const char *label) {
     rank->optimizer_us += mfsdp_clock_us() - rank->optimizer_started_us;
 }
 
-static mfsdp_status create_runtime(gpt_rank *rank) {
+/* A description of the runtime, with what it points to. */
+typedef struct runtime_parts {
+  mfsdp_hyper_group hyper[GPT_GROUP_COUNT];
+  mfsdp_optimizer_desc optimizer;
+  mfsdp_group group;
+  mfsdp_runtime_desc desc;
+} runtime_parts;
+
+static void describe_runtime(gpt_rank *rank, runtime_parts *parts) {
   static const mfsdp_algorithm algorithms[] = {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL,
                                                MFSDP_NATIVE, MFSDP_ALGORITHM_AUTO};
   /* What auto reckons with: 5 us and 5 GB/s inside a node, 50 us and 1 Gbit/s between nodes. A
    * program that knows its network says so here. */
   static const mfsdp_wire_cost wire = {5000, 209715, 50000, 8388608};
-  mfsdp_hyper_group hyper[GPT_GROUP_COUNT];
-  mfsdp_optimizer_desc optimizer = mfsdp_optimizer_desc_default();
-  mfsdp_runtime_desc desc = mfsdp_runtime_desc_default();
-  mfsdp_group group = mfsdp_group_default();
+  const gpt_options *o = &rank->job->options;
+  mfsdp_runtime_desc *desc = &parts->desc;
   int32_t g;
   for (g = 0; g < GPT_GROUP_COUNT; ++g)
-    hyper[g] = gpt_hyper_group(&rank->job->options, g);
-  optimizer.groups = hyper;
-  optimizer.group_count = GPT_GROUP_COUNT;
-  group.plan = rank->plan;
-  group.transport = &rank->transport;
-  group.control = &rank->control;
-  desc.backend = rank->backend;
-  desc.compute_queue = rank->queue;
-  desc.groups = &group;
-  desc.group_count = 1;
-  desc.optimizer = &optimizer;
-  desc.max_micro_batches = (int32_t)rank->job->options.micro_batches;
-  desc.clip_norm = rank->job->options.clip;
-  desc.schedule = gpt_schedule(&rank->job->options);
-  desc.gather_algorithm = desc.reduce_algorithm = algorithms[rank->job->options.collective];
-  desc.narrow_sums = rank->job->options.narrow_sums;
-  desc.wire = wire;
-  desc.prefetch_depth = (int32_t)rank->job->options.prefetch;
-  desc.reduce_depth = desc.prefetch_depth > 0;
-  desc.reshard_after_forward = (int32_t)rank->job->options.reshard_after_forward;
-  if (rank->job->options.dtype == GPT_DTYPE_F16) desc.loss_scale.initial = 65536.0; /* as torch */
-  MFSDP_TRY(mfsdp_runtime_create(&rank->context, &desc, &rank->runtime));
-  return mfsdp_runtime_init(rank->runtime, init_value, (void *)(uintptr_t)rank->job);
+    parts->hyper[g] = gpt_hyper_group(o, g);
+  parts->optimizer = mfsdp_optimizer_desc_default();
+  parts->optimizer.groups = parts->hyper;
+  parts->optimizer.group_count = GPT_GROUP_COUNT;
+  parts->group = mfsdp_group_default();
+  parts->group.plan = rank->plan;
+  parts->group.transport = &rank->transport;
+  parts->group.control = &rank->control;
+  *desc = mfsdp_runtime_desc_default();
+  desc->backend = rank->backend;
+  desc->compute_queue = rank->queue;
+  desc->groups = &parts->group;
+  desc->group_count = 1;
+  desc->optimizer = &parts->optimizer;
+  desc->max_micro_batches = (int32_t)o->micro_batches;
+  desc->clip_norm = o->clip;
+  desc->schedule = gpt_schedule(o);
+  desc->gather_algorithm = desc->reduce_algorithm = algorithms[o->collective];
+  desc->narrow_sums = o->narrow_sums;
+  desc->wire = wire;
+  desc->prefetch_depth = (int32_t)o->prefetch;
+  desc->reduce_depth = gpt_options_overlap(o);
+  desc->reshard_after_forward = (int32_t)o->reshard_after_forward;
+  if (o->dtype == GPT_DTYPE_F16) desc->loss_scale.initial = 65536.0; /* as torch */
+  desc->step_in_backward = o->step_in_backward;
+  gpt_strategy_runtime(gpt_strategy_at(o->strategy), desc);
+}
+
+mfsdp_status gpt_rank_memory(gpt_rank *rank, mfsdp_memory *memory) {
+  runtime_parts parts;
+  describe_runtime(rank, &parts);
+  *memory = mfsdp_memory_default();
+  return mfsdp_runtime_memory(&rank->context, &parts.desc, memory);
+}
+
+mfsdp_status gpt_rank_start(gpt_rank *rank, mfsdp_init_fn init, void *user) {
+  runtime_parts parts;
+  describe_runtime(rank, &parts);
+  MFSDP_TRY(mfsdp_runtime_create(&rank->context, &parts.desc, &rank->runtime));
+  return mfsdp_runtime_init(rank->runtime, init, user);
 }
 
 static int64_t validation_rounds(const gpt_job *job) {
@@ -211,7 +239,7 @@ static mfsdp_status create_model(gpt_rank *rank) {
                     nbytes);
 }
 
-mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) {
+mfsdp_status gpt_rank_open(gpt_rank *rank, const gpt_job *job, int32_t index) {
   mfsdp_context_desc desc = mfsdp_context_desc_default();
   memset(rank, 0, sizeof(*rank));
   rank->job = job;
@@ -223,9 +251,13 @@ mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) 
   MFSDP_TRY(job->links->meet(rank));
   MFSDP_TRY(job->platform->create(rank));
   MFSDP_TRY(job->links->create(rank));
-  MFSDP_TRY(gpt_plan_create(&rank->context, job, &rank->plan));
+  return gpt_plan_create(&rank->context, job, &rank->plan);
+}
+
+mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index) {
+  MFSDP_TRY(gpt_rank_open(rank, job, index));
   MFSDP_TRY(create_model(rank));
-  MFSDP_TRY(create_runtime(rank));
+  MFSDP_TRY(gpt_rank_start(rank, init_value, (void *)(uintptr_t)job));
   return gpt_checkpoint_open(rank);
 }
 

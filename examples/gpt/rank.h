@@ -20,6 +20,7 @@
 #include "options.h"
 #include "params.h"
 #include "platform.h"
+#include "strategy.h"
 #include "trace.h"
 
 #ifdef __cplusplus
@@ -47,6 +48,8 @@ typedef struct gpt_job {
 
 /* What --dtype means for the table: the compute and the wire dtype of every parameter. */
 void gpt_job_set_dtype(gpt_job *job);
+/* What --strategy means for the table: the placement of every parameter. */
+void gpt_job_set_strategy(gpt_job *job);
 /* A world for the job: with --prefetch, transfers of several units are queued at a time. */
 mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job);
 
@@ -87,6 +90,11 @@ typedef struct gpt_rank {
  * holds the message; call gpt_rank_destroy in any case, from the same thread. */
 mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index);
 mfsdp_status gpt_rank_destroy(gpt_rank *rank);
+/* The same in parts and without the model, for loads that are no GPT (gradients made up): context,
+ * links and plan; what the runtime will hold, before anything is; the runtime with initial values. */
+mfsdp_status gpt_rank_open(gpt_rank *rank, const gpt_job *job, int32_t index);
+mfsdp_status gpt_rank_memory(gpt_rank *rank, mfsdp_memory *memory);
+mfsdp_status gpt_rank_start(gpt_rank *rank, mfsdp_init_fn init, void *user);
 
 /* Forward of one unit with gathered parameters; `use` is MFSDP_USE_FORWARD or MFSDP_USE_EVALUATE.
  * Where the rank has a queue, this and the backward are ENQUEUED. */

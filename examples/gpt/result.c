@@ -26,7 +26,8 @@
   X(RANKS, "resident_bytes", resident_bytes)                   \
   X(INTEGER, "slot_bytes", slot_bytes)                         \
   X(INTEGER, "skipped_steps", skipped_steps)                   \
-  X(INTEGER, "ns_calls", ns_calls)
+  X(INTEGER, "ns_calls", ns_calls)                             \
+  X(TEXT, "strategy", strategy)
 
 typedef enum key_kind { INTEGER, REAL, TEXT, RANKS } key_kind;
 
@@ -179,7 +180,7 @@ static int scan_known(scanner *s, const key *k) {
   switch (k->kind) {
   case INTEGER: return scan_integer(s, (int64_t *)place);
   case REAL: return scan_real(s, (double *)place);
-  case TEXT: return scan_string(s, (char *)place, sizeof s->result->params_hash);
+  case TEXT: return scan_string(s, (char *)place, GPT_RESULT_TEXT_NBYTES);
   case RANKS: return scan_ranks(s, (int64_t *)place);
   }
   return 0;

@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 #define GPT_RESULT_MAX_RANKS 1024
+#define GPT_RESULT_TEXT_NBYTES 32
 
 /* Payload bytes by traffic class, all ranks together. */
 typedef struct gpt_result_bytes {
@@ -24,12 +25,13 @@ typedef struct gpt_result_bytes {
 
 typedef struct gpt_result {
   int64_t steps, ranks;
-  double train_loss, val_loss; /* NAN is written as null */
-  char params_hash[32];        /* hexadecimal digits */
+  double train_loss, val_loss;              /* NAN is written as null */
+  char params_hash[GPT_RESULT_TEXT_NBYTES]; /* hexadecimal digits */
   double tokens_per_s, opt_step_ms;
   gpt_result_bytes bytes;
   int64_t resident_bytes[GPT_RESULT_MAX_RANKS]; /* the first `ranks` count */
   int64_t slot_bytes, skipped_steps, ns_calls;
+  char strategy[GPT_RESULT_TEXT_NBYTES]; /* a name of strategy.h */
 } gpt_result;
 
 /* One line with its newline. Fails if it cannot be written. */

@@ -79,3 +79,11 @@ int plan_cluster_read(const char *path, mfsdp_cluster *cluster, plan_error *erro
   free(text);
   return status;
 }
+
+void plan_cluster_write(const mfsdp_cluster *cluster, FILE *f) {
+  fprintf(f, "%-22s %d\n", keys[0], (int)cluster->ranks_per_node);
+#define WRITE(field, unit, standard, low, high) \
+  fprintf(f, "%-22s %.9g # %s\n", #field, cluster->field, unit);
+  MFSDP_CLUSTER_TABLE(WRITE)
+#undef WRITE
+}

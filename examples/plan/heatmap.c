@@ -24,6 +24,11 @@ static void map_free(map *m) {
   free(m->column_sums);
 }
 
+/* Bytes lie with the owner, the cost of a matrix with its home. */
+static int32_t piece_rank(const map *m, const mfsdp_piece *piece) {
+  return m->is_bytes ? piece->owner : piece->home;
+}
+
 static double piece_value(const plan_outcome *o, const map *m, const mfsdp_piece *piece,
                           int32_t index) {
   int64_t padded = 0;
@@ -51,12 +56,13 @@ static int map_fill(const plan_outcome *o, map *m) {
     double sum = 0.0;
     for (int32_t i = 0; i < count; ++i) {
       const double value = piece_value(o, m, &pieces[i], first + i);
-      in_unit[pieces[i].owner] += value;
-      of_rank[pieces[i].owner] += value;
+      const int32_t rank = piece_rank(m, &pieces[i]);
+      in_unit[rank] += value;
+      of_rank[rank] += value;
       sum += value;
     }
     for (int32_t i = 0; i < count; ++i) {
-      const int32_t rank = pieces[i].owner;
+      const int32_t rank = piece_rank(m, &pieces[i]);
       double *cell = &m->cells[rank / m->ranks_each * m->columns + column];
       if (in_unit[rank] > *cell) *cell = in_unit[rank];
       if (*cell > m->largest) m->largest = *cell;

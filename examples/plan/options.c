@@ -109,6 +109,10 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
     return number(option, word, 1000, INT64_C(1) << 40, &o->caps.max_gamma_permille, error);
   case OPTION_max_owners:
     return number(option, word, 1, MFSDP_PLAN_MAX_WORLD, &o->caps.max_owners, error);
+  case OPTION_allow_banded:
+    o->banded_wire_cost = -1;
+    if (strcmp(word, "auto") == 0) return PLAN_OK;
+    return number(option, word, 1, INT64_C(1) << 40, &o->banded_wire_cost, error);
   case OPTION_cluster: return file_name(option, word, &o->cluster, error);
   case OPTION_rules: return file_name(option, word, &o->rules, error);
   case OPTION_dtype:
@@ -130,6 +134,7 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
     break;
   case OPTION_tokens: return number(option, word, 0, INT64_C(1) << 40, &o->tokens, error);
   case OPTION_chunk: return number(option, word, 1, INT64_C(1) << 40, &o->chunk, error);
+  case OPTION_transport: return choice(option, word, "mpi", "threads", &o->use_mpi, error);
   case OPTION_json: return file_name(option, word, &o->json, error);
   case OPTION_svg: return file_name(option, word, &o->svg, error);
   case OPTION_COUNT: break;
@@ -149,6 +154,22 @@ static void defaults(plan_options *o) {
   o->chunk = 1 << 22;
 }
 
+/* --calibrate stands alone: its file, the ranks and what carries them. */
+static int check_calibrate(const plan_options *o, const int *seen, plan_error *error) {
+  for (int i = 0; i < OPTION_COUNT; ++i) {
+    char name[32];
+    if (seen[i] && i != OPTION_world && i != OPTION_transport)
+      return plan_fail(error, "--calibrate measures, and does not use %s", typed(i, name));
+  }
+  if (o->input_count > 1)
+    return plan_fail(error, "--calibrate takes one file, not %d", o->input_count);
+  if (o->use_mpi && o->world_count > 0)
+    return plan_fail(error, "--calibrate --transport mpi: mpirun says how many; leave --world out");
+  if (!o->use_mpi && o->world_count != 1)
+    return plan_fail(error, "--calibrate needs --world N, the ranks on this machine");
+  return PLAN_OK;
+}
+
 int plan_options_parse(int argc, char **argv, plan_options *options, plan_error *error) {
   int seen[OPTION_COUNT] = {0};
   defaults(options);
@@ -158,6 +179,10 @@ int plan_options_parse(int argc, char **argv, plan_options *options, plan_error 
     if (strcmp(argv[i], "--help") == 0) {
       options->help = 1;
       return PLAN_OK;
+    }
+    if (strcmp(argv[i], "--calibrate") == 0) {
+      options->calibrate = 1;
+      continue;
     }
     if (argv[i][0] != '-') {
       options->inputs[options->input_count++] = argv[i]; /* never past i */
@@ -171,6 +196,8 @@ int plan_options_parse(int argc, char **argv, plan_options *options, plan_error 
     if (++i == argc) return plan_fail(error, "%s needs a value", argv[i - 1]);
     if (set(option, argv[i], options, error) != PLAN_OK) return PLAN_USAGE_ERROR;
   }
+  if (options->calibrate) return check_calibrate(options, seen, error);
+  if (seen[OPTION_transport]) return plan_fail(error, "--transport is for --calibrate");
   if (options->input_count == 0)
     return plan_fail(error, "needs an INPUT: safetensors files, a table or a model (see --help)");
   if (options->world_count == 0) return plan_fail(error, "needs --world N[,N..]");
@@ -187,7 +214,8 @@ static void help_line(FILE *f, const char *name, const char *value, const char *
 }
 
 void plan_options_help(FILE *f) {
-  fputs("mfsdp-plan INPUT.. --world N[,N..] [options]\n\n"
+  fputs("mfsdp-plan INPUT.. --world N[,N..] [options]\n"
+        "mfsdp-plan --calibrate [FILE] --world N\n\n"
         "Plans owners for the matrices of a model, judges the plan and predicts the training step\n"
         "of MatrixFSDP and its alternatives on a cluster.\n\n"
         "INPUT  safetensors files (only headers are read; names end in .safetensors), or one text\n"
@@ -200,7 +228,10 @@ void plan_options_help(FILE *f) {
 #define HELP(name, value, help) help_line(f, "--" #name, value, help);
   PLAN_OPTION_TABLE(HELP)
 #undef HELP
-  fputs("  --help                 this text\n\n"
+  fputs("  --calibrate            measures this machine with N ranks at once, and prints what "
+        "--cluster\n"
+        "                         reads, or writes it to FILE\n"
+        "  --help                 this text\n\n"
         "Exit status: 0; 2 and one line on standard error for bad input, and nothing is written.\n",
         f);
 }

@@ -14,14 +14,15 @@ static const struct {
     {MFSDP_SIM_EXCHANGE, MFSDP_SIM_NATIVE},    {MFSDP_SIM_ZERO1, (mfsdp_sim_algorithm)0},
 };
 
-static int predict(mfsdp_context *context, plan_outcome *out, int index, plan_error *error) {
+static int predict(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan, int index,
+                   plan_error *error) {
   const plan_question *q = out->question;
   mfsdp_sim_desc desc = mfsdp_sim_desc_default();
   plan_prediction *p = &out->predictions[index];
   p->strategy = asked[index].strategy;
   p->algorithm = asked[index].algorithm ? asked[index].algorithm : q->algorithm;
   p->result = mfsdp_sim_result_default();
-  desc.plan = out->plan;
+  desc.plan = plan;
   desc.cluster = &q->cluster;
   desc.strategy = p->strategy;
   desc.algorithm = p->algorithm;
@@ -32,6 +33,43 @@ static int predict(mfsdp_context *context, plan_outcome *out, int index, plan_er
   if (mfsdp_simulate(context, &desc, &p->result, NULL, 0) != MFSDP_OK)
     return plan_fail(error, "%s", mfsdp_context_error(context)->message);
   return PLAN_OK;
+}
+
+static int predict_all(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan,
+                       plan_error *error) {
+  int status = PLAN_OK;
+  for (int i = 0; i < PLAN_PREDICTIONS && status == PLAN_OK; ++i)
+    status = predict(context, out, plan, i, error);
+  return status;
+}
+
+/* The simulator knows matrices whole on owners: where some became banded, it is asked of the plan
+ * without. */
+static int predict_owned(mfsdp_context *context, plan_outcome *out, mfsdp_plan_desc desc,
+                         plan_error *error) {
+  mfsdp_plan *plan = NULL;
+  int status;
+  if (out->summary.banded_count == 0) return predict_all(context, out, out->plan, error);
+  desc.allow_banded = 0;
+  if (mfsdp_plan_create(context, &desc, &plan) != MFSDP_OK)
+    return plan_fail(error, "without bands, to predict the step: %s",
+                     mfsdp_context_error(context)->message);
+  status = predict_all(context, out, plan, error);
+  mfsdp_plan_destroy(context, plan);
+  return status;
+}
+
+/* Units of cost that a byte takes: a unit of Newton-Schulz is two operations in each step, one of
+ * elements is taken for a read and a write of 4 bytes. */
+static int64_t wire_cost(const plan_question *q, int32_t world) {
+  const mfsdp_cluster *c = &q->cluster;
+  const double wire = world > c->ranks_per_node ? c->net_nbytes_per_s : c->node_nbytes_per_s;
+  const double units =
+      q->newton_schulz_cost
+          ? c->flops_per_s / (2.0 * (q->newton_schulz_steps + !q->newton_schulz_steps))
+          : c->memory_nbytes_per_s / 8.0;
+  if (q->banded_wire_cost >= 0) return q->banded_wire_cost;
+  return units > wire && units / wire < 1e12 ? (int64_t)(units / wire) : 1;
 }
 
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
@@ -51,13 +89,14 @@ int plan_outcome_make(mfsdp_context *context, const plan_question *question, int
   desc.planner = question->planner;
   desc.caps = question->caps;
   desc.node_of_rank = nodes;
+  desc.banded_wire_cost = out->banded_wire_cost = wire_cost(question, world);
+  desc.allow_banded = desc.banded_wire_cost > 0;
   desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : mfsdp_plan_cost_elements;
   if (mfsdp_plan_create(context, &desc, &out->plan) != MFSDP_OK ||
       mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
     status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
+  if (status == PLAN_OK) status = predict_owned(context, out, desc, error);
   free(nodes);
-  for (int i = 0; i < PLAN_PREDICTIONS && status == PLAN_OK; ++i)
-    status = predict(context, out, i, error);
   if (status != PLAN_OK) plan_outcome_free(context, out);
   return status;
 }
@@ -147,6 +186,18 @@ static void print_prediction(const plan_outcome *o, const plan_prediction *p, FI
           (double)r->resident_nbytes.max > o->question->cluster.memory_nbytes ? " too big" : "");
 }
 
+static void print_bands(const plan_outcome *o, FILE *f) {
+  const mfsdp_plan_summary *s = &o->summary;
+  char before[24], now[24];
+  if (o->banded_wire_cost == 0) return;
+  fprintf(f,
+          "  --allow-banded: %d of %d matrices in bands; predicted step %s instead of %s units of "
+          "cost, a byte at %lld\n",
+          (int)s->banded_count, (int)s->matrix_count, plan_count_text((double)s->predicted, now),
+          plan_count_text((double)s->predicted_owned, before), (long long)o->banded_wire_cost);
+  if (s->banded_count > 0) fputs("  The predictions below are of the plan without bands.\n", f);
+}
+
 void plan_outcome_print(const plan_outcome *o, FILE *f) {
   const mfsdp_plan_summary *s = &o->summary;
   char most[24], least[24], held[24], needed[24];
@@ -173,6 +224,7 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
           s->resident_nbytes_bound > 0
               ? (double)s->resident_nbytes.max / (double)s->resident_nbytes_bound
               : 1.0);
+  print_bands(o, f);
   fprintf(f, "  %-24s %10s %11s %10s %10s  %9s %9s %9s  %9s\n", "strategy, collective", "optimizer",
           "materialize", "reduce", "step", "gather", "reduce", "optimizer", "resident");
   fprintf(f, "  %-24s %10s %11s %10s %10s  %29s  %9s\n", "", "ms", "ms", "ms", "ms",
@@ -216,7 +268,8 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             "\"resident_imbalance\":%.6g,\"wire_imbalance\":%.6g,\"cost_max\":%lld,"
             "\"cost_bound\":%lld,\"bound\":\"%s\",\"cost_ratio\":%.6g,"
             "\"resident_nbytes\":%lld,\"resident_nbytes_bound\":%lld,\"resident_bound\":\"%s\","
-            "\"node_spread_mean\":%.6g,\"node_spread_min\":%.6g",
+            "\"node_spread_mean\":%.6g,\"node_spread_min\":%.6g,\"banded\":%d,"
+            "\"banded_wire_cost\":%lld,\"predicted_cost\":%lld,\"predicted_cost_owned\":%lld",
             (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
             (unsigned long long)mfsdp_plan_hash(o->plan), (int)s->unit_count, (int)s->matrix_count,
             s->gamma_max, s->gamma_mean, mfsdp_plan_spread_ratio(s->cost, s->world),
@@ -224,7 +277,9 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             mfsdp_plan_spread_ratio(s->sent, s->world), (long long)s->cost.max,
             (long long)s->cost_bound, mfsdp_plan_bound_name(s->bound), s->cost_ratio,
             (long long)s->resident_nbytes.max, (long long)s->resident_nbytes_bound,
-            mfsdp_plan_bound_name(s->resident_bound), s->node_spread_mean, s->node_spread_min);
+            mfsdp_plan_bound_name(s->resident_bound), s->node_spread_mean, s->node_spread_min,
+            (int)s->banded_count, (long long)o->banded_wire_cost, (long long)s->predicted,
+            (long long)s->predicted_owned);
     fprintf(f,
             ",\"strategy\":\"%s\",\"collective\":\"%s\",\"materialize_us\":%.6g,\"reduce_us\":%.6g,"
             "\"optimizer_compute_us\":%.6g,\"optimizer_wire_us\":%.6g,\"optimizer_us\":%.6g,"

@@ -19,6 +19,8 @@ typedef struct plan_question {
   mfsdp_planner planner;
   int newton_schulz_cost; /* 1: plan and bound by Newton-Schulz work, 0: by elements */
   mfsdp_plan_caps caps;
+  int64_t
+      banded_wire_cost; /* 0: no matrix becomes banded; -1: what the cluster gives; else as given */
   mfsdp_cluster cluster;
   mfsdp_sim_algorithm algorithm; /* of ZeRO-1; MatrixFSDP is predicted by all four */
   int32_t newton_schulz_steps, replicas;
@@ -39,10 +41,11 @@ typedef struct plan_outcome {
   const plan_question *question;
   mfsdp_plan *plan;
   mfsdp_plan_summary summary;
+  int64_t banded_wire_cost; /* that the plan was made with; 0: none */
   plan_prediction predictions[PLAN_PREDICTIONS];
 } plan_outcome;
 
-/* Plans, judges and predicts. *out is to be freed with the same context; on failure it is empty. */
+/* Plans, judges and predicts; where matrices became banded, predictions are of the plan without. *out is to be freed with the same context; on failure it is empty. */
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error);
 void plan_outcome_free(mfsdp_context *context, plan_outcome *outcome);

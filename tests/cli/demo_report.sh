@@ -19,7 +19,7 @@ result() {
   echo 'some other output' >"$1"
   echo "{\"steps\":4,\"ranks\":2,\"train_loss\":1.5,\"val_loss\":$2,\"params_hash\":\"ab\",\"tokens_per_s\":10," \
     "\"opt_step_ms\":$3,\"bytes\":{\"materialize\":3000000,\"reduce\":7,\"optimizer_matrix\":0,\"scalar\":1}," \
-    "\"resident_bytes\":[1048576,3145728],\"slot_bytes\":1,\"skipped_steps\":0,\"ns_calls\":9}" >>"$1"
+    "\"resident_bytes\":[1048576,3145728],\"slot_bytes\":1,\"skipped_steps\":0,\"ns_calls\":9,\"strategy\":\"matrix\"}" >>"$1"
 }
 
 result "$folder/muon.json" 1.25 0.5

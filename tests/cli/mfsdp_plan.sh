@@ -94,6 +94,11 @@ if [ -w /dev/full ]; then
   has 'a full disk for the JSON: message' '^mfsdp-plan: cannot write /dev/full' "$work/err"
 fi
 
+$program llama3-8b --world 8 --allow-banded auto --json "$work/json" >"$work/out" 2>"$work/err"
+check 'row bands: status' $? 0
+has 'row bands: what became of it' '--allow-banded: [1-9][0-9]* of 224 matrices in bands; predicted step' "$work/out"
+has 'row bands: in JSON' '"banded":[1-9]' "$work/json"
+
 # ---- what it refuses ----
 rm -f "$work/json" "$work/svg"
 refuse() { # NAME TEXT ARGUMENTS...
@@ -128,6 +133,8 @@ refuse 'an unknown option' 'bogus' gpt2-124m --world 2 --bogus
 refuse 'an option twice' 'twice' gpt2-124m --world 2 --world 4
 refuse 'an unknown planner' 'needs round-robin' gpt2-124m --world 2 --planner best
 refuse 'an unknown cost' 'needs newton-schulz or elements' gpt2-124m --world 2 --cost time
+refuse 'a cost of bytes of 0' "--allow-banded '0': needs a number of 1" gpt2-124m --world 2 --allow-banded 0
+refuse 'bands beside a cap on owners' 'allow_banded does not go with caps.max_owners' gpt2-124m --world 2 --allow-banded auto --max-owners 2
 refuse 'a cap on bytes that no plan keeps' 'max_resident_nbytes 1000 is [0-9]* too few' gpt2-124m --world 8 --max-resident 1000
 refuse 'a cap on gamma that no plan keeps' 'max_gamma_permille 1000 is [0-9]* too low' llama3-8b --world 64 --max-gamma 1000
 refuse 'a cap that the planner does not keep' 'does not keep it' gpt2-124m --world 8 --max-owners 2 --planner scope-greedy

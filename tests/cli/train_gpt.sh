@@ -108,6 +108,36 @@ for planner in round-robin role-greedy scope-greedy cost-aware balanced; do
   [ "$planner" = round-robin ] && first=$hash
   check "planner $planner: same hash" "$hash" "$first"
 done
+# Nor does the strategy: where parameters live, and who updates matrices. Whole matrices on owners need
+# no byte for the step, the others do; one rank needs none with any.
+strategy_test() { # NAME OPTIONS...
+  name=$1
+  shift
+  first=
+  for strategy in matrix gather alltoall zero1 replicated hybrid; do
+    # shellcheck disable=SC2086
+    if ! $program $small --clip 0 --strategy $strategy "$@" >"$work/out" 2>"$work/err"; then
+      bad "$name, strategy $strategy" "$(tail -n 1 "$work/err")"
+      continue
+    fi
+    hash=$(field "$work/out" params_hash) bytes=$(field "$work/out" optimizer_matrix)
+    [ -n "$first" ] || first=$hash
+    check "$name, strategy $strategy: same hash" "$hash" "$first"
+    check "$name, strategy $strategy: in the result" "$(field "$work/out" strategy)" $strategy
+    case $strategy in
+    matrix | replicated) check "$name, strategy $strategy: optimizer bytes" "$bytes" 0 ;;
+    gather | alltoall | zero1)
+      if [ "$bytes" -gt 0 ]; then ok "$name, strategy $strategy: optimizer bytes"
+      else bad "$name, strategy $strategy: optimizer bytes" 'none'; fi ;;
+    esac
+  done
+}
+strategy_test 'plain' --ranks 4
+strategy_test 'tied bf16, prefetch' --ranks 3 --tied --dtype bf16 --prefetch 2
+strategy_test 'in backward' --ranks 4 --step-in-backward --prefetch 1
+# shellcheck disable=SC2086
+$program $small --ranks 4 --strategy gather >"$work/out" 2>"$work/err"
+check 'the audit shows bands' "$(grep -c 'banded' "$work/err")" 8
 # Newton-Schulz runs once per matrix and step: 2 layers x 6 matrices x 4 steps.
 # shellcheck disable=SC2086
 $program $small --ranks 4 --micro-batches 2 >"$work/out" 2>"$work/err"
@@ -186,7 +216,8 @@ done
 check 'the data is as it was' "$(cksum <"$work/text")" "$before"
 refuse 'two names of one new output' 'choose two names' --data "$work/text" --loss-csv "$work/new" --trace "$work/./new"
 refuse 'no ranks' 'whole number from 1' --data "$work/text" --ranks 0
-refuse 'reserved --strategy' 'not in this build' --data "$work/text" --strategy 1
+refuse 'an unknown strategy' 'choose one of: matrix, gather, alltoall, zero1, replicated, hybrid' --data "$work/text" --strategy zero3
+refuse 'bands for Shampoo' '\(cuts matrices into bands\|not in this build\)' --data "$work/text" --strategy gather --optimizer shampoo
 refuse 'a GPU' '--device cuda: not in this build' --data "$work/text" --device cuda
 refuse 'ranks over NCCL' '--transport nccl: not in this build' --data "$work/text" --transport nccl
 $program --help >"$work/out" 2>"$work/err"

@@ -150,12 +150,40 @@ TEST(GptOptions, HelpNamesEveryOptionWithItsDefault) {
   EXPECT_NE(help.find("default balanced"), std::string::npos);
 }
 
-/* The names of later issues: whatever follows them, the answer is the same. */
-TEST(GptOptions, ReservedNames) {
-  for (const char *name : {"--strategy"}) {
-    EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name);
-    EXPECT_ERROR(std::string(name) + ": not in this build", "--data", "t", name, "1");
-    EXPECT_ERROR(std::string(name) + ": not in this build", std::string(name) + "=x");
+/* The list is in the order of the table that says what each name means. */
+TEST(GptOptions, Strategies) {
+  EXPECT_EQ(Parse({"--data", "t"}).options.strategy, GPT_STRATEGY_MATRIX);
+  EXPECT_EQ(Parse({"--data", "t"}).options.step_in_backward, 0);
+  EXPECT_EQ(Parse({"--data", "t", "--step-in-backward"}).options.step_in_backward, 1);
+  for (int32_t i = 0; i < GPT_STRATEGY_COUNT; ++i)
+    EXPECT_EQ(Parse({"--data", "t", "--strategy", gpt_strategy_at(i)->name}).options.strategy, i);
+  EXPECT_EQ(gpt_strategy_at(-1), nullptr);
+  EXPECT_EQ(gpt_strategy_at(GPT_STRATEGY_COUNT), nullptr);
+  EXPECT_ERROR("--strategy 'zero3' is unknown; choose one of: matrix, gather, alltoall, zero1, "
+               "replicated, hybrid",
+               "--data", "t", "--strategy", "zero3");
+}
+
+/* What every strategy asks of the library. */
+TEST(GptOptions, StrategiesPlaceParameters) {
+  mfsdp_param params[3] = {mfsdp_param_default(), mfsdp_param_default(), mfsdp_param_default()};
+  params[0].role = MFSDP_ROLE_MATRIX;
+  params[1].role = MFSDP_ROLE_ELEMENTWISE;
+  params[2].role = MFSDP_ROLE_FROZEN;
+  for (int32_t i = 0; i < GPT_STRATEGY_COUNT; ++i) {
+    const bool banded = i == GPT_STRATEGY_GATHER || i == GPT_STRATEGY_ALLTOALL;
+    const bool replicated = i == GPT_STRATEGY_REPLICATED;
+    mfsdp_plan_desc plan = mfsdp_plan_desc_default();
+    gpt_strategy_params(gpt_strategy_at(i), params, 3);
+    gpt_strategy_plan(gpt_strategy_at(i), &plan);
+    EXPECT_EQ(params[0].placement, replicated ? MFSDP_PLACEMENT_REPLICATED
+                                   : banded   ? MFSDP_PLACEMENT_BANDED
+                                              : MFSDP_PLACEMENT_OWNED);
+    for (int k = 1; k < 3; ++k)
+      EXPECT_EQ(params[k].placement,
+                replicated ? MFSDP_PLACEMENT_REPLICATED : MFSDP_PLACEMENT_OWNED);
+    EXPECT_EQ(plan.residency, replicated || i == GPT_STRATEGY_ZERO1 ? MFSDP_RESIDENCY_RESIDENT
+                                                                    : MFSDP_RESIDENCY_SHARDED);
   }
 }
 

@@ -29,6 +29,7 @@ std::unique_ptr<gpt_result> Example() {
   r->slot_bytes = 5;
   r->skipped_steps = 6;
   r->ns_calls = 7;
+  std::strcpy(r->strategy, "zero1");
   return r;
 }
 
@@ -37,7 +38,8 @@ const char line[] =
     "{\"steps\":200,\"ranks\":3,\"train_loss\":1.5,\"val_loss\":1.625,"
     "\"params_hash\":\"0123456789abcdef\",\"tokens_per_s\":12345.5,\"opt_step_ms\":2.25,"
     "\"bytes\":{\"materialize\":5000000000,\"reduce\":2,\"optimizer_matrix\":0,\"scalar\":4},"
-    "\"resident_bytes\":[1000,1001,1002],\"slot_bytes\":5,\"skipped_steps\":6,\"ns_calls\":7}";
+    "\"resident_bytes\":[1000,1001,1002],\"slot_bytes\":5,\"skipped_steps\":6,\"ns_calls\":7,"
+    "\"strategy\":\"zero1\"}";
 
 std::string Replace(std::string text, const std::string &from, const std::string &to) {
   const size_t at = text.find(from);
@@ -97,9 +99,10 @@ TEST(GptResult, NotANumberIsNull) {
 }
 
 TEST(GptResult, EveryKeyIsNeededOnce) {
-  for (const char *key : {"steps", "ranks", "train_loss", "val_loss", "params_hash", "tokens_per_s",
-                          "opt_step_ms", "materialize", "reduce", "optimizer_matrix", "scalar",
-                          "resident_bytes", "slot_bytes", "skipped_steps", "ns_calls"}) {
+  for (const char *key :
+       {"steps", "ranks", "train_loss", "val_loss", "params_hash", "tokens_per_s", "opt_step_ms",
+        "materialize", "reduce", "optimizer_matrix", "scalar", "resident_bytes", "slot_bytes",
+        "skipped_steps", "ns_calls", "strategy"}) {
     const std::string quoted = std::string("\"") + key + "\"";
     const std::string error = ReadError(Replace(line, quoted, "\"other\""));
     EXPECT_NE(error.find("is missing"), std::string::npos) << error;

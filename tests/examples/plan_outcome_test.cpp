@@ -86,6 +86,38 @@ TEST_F(Outcome, PrintsAndWrites) {
   plan_outcome_free(&context_, &out);
 }
 
+/* With bands: the choice is told, the simulator is asked of the plan without. */
+TEST_F(Outcome, AllowsBands) {
+  plan_outcome plain, out;
+  TextOutput table, json, none;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &plain, &error_), PLAN_OK) << error_.text;
+  plan_outcome_print(&plain, none.file());
+  EXPECT_EQ(none.text().find("banded"), std::string::npos);
+  question_.banded_wire_cost = -1;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &out, &error_), PLAN_OK) << error_.text;
+  const mfsdp_cluster &c = question_.cluster;
+  EXPECT_EQ(out.banded_wire_cost, static_cast<int64_t>(c.flops_per_s / 10 / c.net_nbytes_per_s));
+  EXPECT_GT(out.summary.banded_count, 0) << "12 layers of 4 or 6 matrices on 64 ranks";
+  EXPECT_LT(out.summary.predicted, out.summary.predicted_owned);
+  for (int i = 0; i < PLAN_PREDICTIONS; ++i)
+    EXPECT_EQ(out.predictions[i].result.step_us, plain.predictions[i].result.step_us) << i;
+  plan_outcome_print(&out, table.file());
+  plan_outcome_json(&out, 1, json.file());
+  EXPECT_NE(
+      table.text().find("--allow-banded: " + std::to_string(out.summary.banded_count) + " of "),
+      std::string::npos)
+      << table.text();
+  EXPECT_NE(table.text().find("plan without bands"), std::string::npos);
+  EXPECT_EQ(count_of(json.text(), "\"predicted_cost\":" + std::to_string(out.summary.predicted)),
+            static_cast<std::size_t>(PLAN_PREDICTIONS));
+  plan_outcome_free(&context_, &out);
+  question_.banded_wire_cost = 77;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &out, &error_), PLAN_OK) << error_.text;
+  EXPECT_EQ(out.banded_wire_cost, 77);
+  plan_outcome_free(&context_, &out);
+  plan_outcome_free(&context_, &plain);
+}
+
 TEST_F(Outcome, AFailureSaysWhyAndHoldsNothing) {
   plan_outcome out;
   question_.caps.max_owners = 1;
@@ -199,9 +231,10 @@ TEST(PlanTable, Shapes) {
 }
 
 TEST(PlanOptions, ReadsAll) {
-  std::vector<std::string> words = {"mfsdp-plan", "--world", "8,16",   "in",      "--max-gamma",
-                                    "1500",       "--dtype", "f16",    "--views", "heads",
-                                    "--steps",    "0",       "--cost", "elements"};
+  std::vector<std::string> words = {"mfsdp-plan",  "--world",  "8,16",           "in",
+                                    "--max-gamma", "1500",     "--dtype",        "f16",
+                                    "--views",     "heads",    "--steps",        "0",
+                                    "--cost",      "elements", "--allow-banded", "auto"};
   std::vector<char *> argv;
   for (std::string &w : words)
     argv.push_back(&w[0]);
@@ -218,6 +251,7 @@ TEST(PlanOptions, ReadsAll) {
   EXPECT_EQ(o.dtype, MFSDP_F16);
   EXPECT_EQ(o.views, PLAN_VIEWS_HEADS);
   EXPECT_EQ(o.steps, 0);
+  EXPECT_EQ(o.banded_wire_cost, -1);
   EXPECT_EQ(o.newton_schulz_cost, 0);
   EXPECT_EQ(o.planner, mfsdp_plan_desc_default().planner);
 }
