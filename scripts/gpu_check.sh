@@ -158,21 +158,31 @@ cat README.md docs/*.md mfsdp/*.h mfsdp/*/*.h >"$out/text"
 shape='--layers 12 --dim 768 --heads 12 --context 512 --batch 4 --steps 30 --optimizer muon'
 value() { sed -n 's/.*"'"$2"'":"\{0,1\}\([^",}]*\).*/\1/p' "$out/$1.log" | tail -n 1 | tr -d '['; }
 training='' hashes=''
+trained() { # LOG LABEL BLOCKS: a line of the table; the bits of eight sample blocks are compared
+  [ "$status" = 0 ] || return 0
+  training="$training| $2 | $(value "$1" tokens_per_s) | $(value "$1" opt_step_ms) | $(value "$1" resident_bytes) | $(value "$1" slot_bytes) |
+"
+  [ "$3" != 8 ] || hashes="$hashes$(value "$1" params_hash)
+"
+}
 for n in 1 2 4 8; do
   # shellcheck disable=SC2086 # a list of words
   run 60 "train_gpt_$n" "$out/train_gpt_cuda" --data "$out/text" --device cuda $shape --ranks $n --micro-batches $((8 / n)) --prefetch 1
-  [ "$status" = 0 ] || continue
-  training="$training| $n ranks on one GPU | $(value "train_gpt_$n" tokens_per_s) | $(value "train_gpt_$n" opt_step_ms) | $(value "train_gpt_$n" resident_bytes) | $(value "train_gpt_$n" slot_bytes) |
-"
-  hashes="$hashes$(value "train_gpt_$n" params_hash)
-"
+  trained "train_gpt_$n" "$n ranks on one GPU" 8
+done
+# The alternatives at four ranks: the stock gather, plain data parallel, and ours with the step in backward.
+for way in '--strategy gather' '--strategy replicated' '--step-in-backward'; do
+  name="train_gpt_4_$(printf '%s' "$way" | sed 's/.* //; s/^--//; s/-/_/g')"
+  # shellcheck disable=SC2086 # lists of words
+  run 45 "$name" "$out/train_gpt_cuda" --data "$out/text" --device cuda $shape --ranks 4 --micro-batches 2 --prefetch 1 $way
+  trained "$name" "4 ranks on one GPU, \`$way\`" 8
 done
 # A process for each GPU, over NCCL; the same blocks, and so the same bits, where they can be dealt out alike.
 gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 case $gpus in 2 | 4 | 8) micro=$((8 / gpus)) ;; *) micro=1 ;; esac
-if [ "$gpus" -gt 1 ] && [ -n "$(find "$out" -name transport_nccl_test)" ]; then
+over_nccl() { # NAME STRATEGY
   # shellcheck disable=SC2016 # for the shell that is started
-  run 90 train_gpt_nccl sh -c 'r=0 pids=""
+  run 90 "$1" sh -c 'r=0 pids=""
     while [ $r -lt "$1" ]; do
       RANK=$r LOCAL_RANK=$r WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 MFSDP_JOB=gpu_check.$$ "$2" --data "$3" --device cuda \
         --transport nccl $4 --prefetch 1 &
@@ -180,17 +190,17 @@ if [ "$gpus" -gt 1 ] && [ -n "$(find "$out" -name transport_nccl_test)" ]; then
     done
     status=0
     for pid in $pids; do wait "$pid" || status=1; done
-    exit $status' train_gpt_nccl "$gpus" "$out/train_gpt_cuda" "$out/text" "$shape --micro-batches $micro"
-  [ "$status$((gpus * micro))" != 08 ] || hashes="$hashes$(value train_gpt_nccl params_hash)
-"
-  [ "$status" != 0 ] || training="$training| $gpus GPUs, NCCL | $(value train_gpt_nccl tokens_per_s) | $(value train_gpt_nccl opt_step_ms) | $(value train_gpt_nccl resident_bytes) | $(value train_gpt_nccl slot_bytes) |
-"
+    exit $status' train_gpt_nccl "$gpus" "$out/train_gpt_cuda" "$out/text" "$shape --micro-batches $micro --strategy $2"
+  trained "$1" "$gpus GPUs, NCCL, $2" $((gpus * micro))
+}
+if [ "$gpus" -gt 1 ] && [ -n "$(find "$out" -name transport_nccl_test)" ]; then
+  for strategy in matrix gather replicated; do over_nccl "train_gpt_nccl_$strategy" $strategy; done
 else
   skip train_gpt_nccl 'one GPU, or no NCCL'
 fi
 if [ "$(printf '%s' "$hashes" | sort -u | grep -c .)" -gt 1 ]; then
   failed=$((failed + 1))
-  say failed train_gpt_hashes 'differ between numbers of ranks, or between threads and NCCL'
+  say failed train_gpt_hashes 'differ between numbers of ranks, strategies, or threads and NCCL'
 fi
 
 # ---- figures: ours, PyTorch's, and both side by side ----

@@ -495,6 +495,8 @@ struct Training {
   int64_t deadline = 20, ranks = 1, micro_batches = 4, steps = MFSDP_TEST_TSAN ? 2 : 3;
   bool cuda = true, tied = false;
   int32_t dtype = GPT_DTYPE_F32, prefetch = 0, optimizer = GPT_OPTIMIZER_MUON, resume = 0;
+  int32_t strategy = GPT_STRATEGY_MATRIX, step_in_backward = 0;
+  double clip = 0.5;
   const char *checkpoint = nullptr;
 };
 
@@ -544,7 +546,9 @@ public:
     job.options.checkpoint = t.checkpoint;
     job.options.resume = t.resume;
     if (t.checkpoint != nullptr) job.options.schedule = GPT_SCHEDULE_CONSTANT; /* of any length */
-    job.options.clip = 0.5;
+    job.options.clip = t.clip;
+    job.options.strategy = t.strategy;
+    job.options.step_in_backward = t.step_in_backward;
     job.options.deadline = t.deadline;
     job.config = Config(1, 16, 2, 12, MFSDP_TEST_TSAN ? 1 : 2, t.tied);
     job.data.bytes = text_.data();
@@ -561,6 +565,7 @@ public:
     job.launch_user = &variables_;
     EXPECT_EQ(gpt_param_table_create(&job.config, &job.table, &error), GPT_OK) << error.text;
     gpt_job_set_dtype(&job);
+    gpt_job_set_strategy(&job);
     EXPECT_EQ(job.links->open(&job, &context, &error), GPT_OK) << error.text;
   }
   ~Job() {
@@ -692,6 +697,26 @@ TEST(TrainGpt, ScaledLossAndTiedHead) {
   ExpectTheHosts(training, {2, 4}, 1e-4);
 }
 #endif
+
+/* Without clipping, whose norm adds up band by band where there are bands. */
+TEST(TrainGpt, StrategiesHaveTheBitsOfOwners) {
+  Training training;
+  training.clip = 0.0;
+  training.steps = MFSDP_TEST_TSAN ? 1 : 2;
+  training.ranks = training.micro_batches = 2;
+  training.prefetch = 1;
+  const Result owners = Train(training);
+  ASSERT_EQ(owners.status, MFSDP_OK) << owners.message;
+  for (int32_t s = GPT_STRATEGY_MATRIX; s < GPT_STRATEGY_COUNT; ++s)
+    for (const int32_t in_backward : {0, 1}) {
+      if (MFSDP_TEST_SANITIZER && in_backward != s % 2) continue;
+      training.strategy = s;
+      training.step_in_backward = in_backward;
+      const Result r = Train(training);
+      ASSERT_EQ(r.status, MFSDP_OK) << gpt_strategy_at(s)->name << ": " << r.message;
+      EXPECT_EQ(r.hash, owners.hash) << gpt_strategy_at(s)->name << ' ' << in_backward;
+    }
+}
 
 #if !MFSDP_TEST_TSAN
 /* By cuSOLVER; on the host they want a LAPACKE. */
