@@ -103,7 +103,7 @@ static mfsdp_status run(links *l, MPI_Comm comm, int group) {
     for (i = 0; i < layout.full_count; ++i)
       wrong += full[i] != value(i) * (float)(rank + 1);
     for (i = 0; i < own; ++i)
-      wrong += sum[i] != value(first + i) * (float)(ranks * (ranks + 1) / 2);
+      wrong += sum[i] != value(first + i) * (float)ranks * (float)(ranks + 1) / 2.0f;
     (void)MPI_Reduce(&wrong, &all, 1, MPI_INT64_T, MPI_SUM, 0,
                      comm); /* your own calls, beside ours */
     if (rank == 0)

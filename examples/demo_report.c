@@ -132,7 +132,7 @@ static void print_table(const run *muon, const run *adamw) {
   print_reals("tokens per second", 0, m->tokens_per_s, a->tokens_per_s);
   print_reals("optimizer step, ms", 2, m->opt_step_ms, a->opt_step_ms);
   print_counts("Newton-Schulz calls", m->ns_calls, a->ns_calls);
-  print_bytes("bytes moved for forward and backward", m->bytes.materialize, a->bytes.materialize);
+  print_bytes("bytes moved to gather parameters", m->bytes.materialize, a->bytes.materialize);
   print_bytes("bytes moved for gradients", m->bytes.reduce, a->bytes.reduce);
   print_bytes("matrix bytes moved for the optimizer", m->bytes.optimizer_matrix,
               a->bytes.optimizer_matrix);

@@ -127,7 +127,7 @@ static mfsdp_status share_figures(rank_thread *self, gpt_rank *rank) {
                                   context->current_nbytes[MFSDP_MEMORY_STATE] +
                                   context->current_nbytes[MFSDP_MEMORY_GRAD]);
   own.slot_nbytes = (int64_t)context->current_nbytes[MFSDP_MEMORY_SLOT];
-  own.optimizer_us = rank->optimizer_us;
+  own.optimizer_us = rank->optimizer.us + rank->refresh.us;
   own.steps = self->steps - rank->start_step;
   self->skipped_steps = mfsdp_runtime_skipped_steps(rank->runtime);
   return control->ops->allgather(control->self, &rank->context, &own, sizeof(own), self->figures,
@@ -198,6 +198,20 @@ static const char *audit_algorithm(void *user, int32_t param) {
       gpt_hyper_group(&job->options, job->table.params[param].hyper_group).algorithm);
 }
 
+/* What was asked for and does nothing here. */
+static void print_notes(const gpt_options *o) {
+  const gpt_strategy *strategy = gpt_strategy_at(o->strategy);
+  if (!o->step_in_backward) return;
+  if (o->optimizer != GPT_OPTIMIZER_MUON)
+    fprintf(stderr, "note: --step-in-backward works ahead for muon only\n");
+  else if (strategy->matrices == MFSDP_PLACEMENT_BANDED)
+    fprintf(
+        stderr,
+        "note: --step-in-backward has nothing to work ahead on: with --strategy %s no rank has a "
+        "whole matrix before the step\n",
+        strategy->name);
+}
+
 /* Every tensor with the optimizer it will really get and its owners. */
 static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   mfsdp_plan *plan = NULL;
@@ -205,6 +219,7 @@ static mfsdp_status print_audit(mfsdp_context *context, gpt_job *job) {
   MFSDP_TRY(gpt_plan_create(context, job, &plan));
   fprintf(stderr, "plan for %d ranks (%s math, strategy %s):\n", (int)job->options.ranks,
           job->platform->math_name(job), gpt_strategy_at(job->options.strategy)->name);
+  print_notes(&job->options);
   status = mfsdp_plan_audit(context, plan, audit_algorithm, audit_line, job);
   mfsdp_plan_destroy(context, plan);
   return status;

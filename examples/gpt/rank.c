@@ -108,16 +108,24 @@ static void init_value(void *user, int32_t param, int64_t first, int64_t count, 
 
 /* ---- set-up ---- */
 
-/* Adds up the time of the phase "optimizer", and hands all phases on to --trace. */
+static void add_phase(gpt_phase *phase, int begin) {
+  if (begin)
+    phase->started_us = mfsdp_clock_us();
+  else
+    phase->us += mfsdp_clock_us() - phase->started_us;
+}
+
+/* Adds up the time of the step, and hands all phases on to --trace. What a strategy sends at the step
+ * counts: bands on the way and worked on, and (on the communication queue, maybe of another thread)
+ * parameters that are sent after it. */
 static void trace(void *user, int begin, const char *lane, const char *label) {
   gpt_rank *rank = (gpt_rank *)user;
   if (begin) gpt_fault_at(rank->index, label, &rank->context, &rank->control);
   if (rank->job->trace != NULL) gpt_trace_mark(rank->job->trace, rank->index, begin, lane, label);
-  if (strcmp(label, "optimizer") != 0) return;
-  if (begin)
-    rank->optimizer_started_us = mfsdp_clock_us();
-  else
-    rank->optimizer_us += mfsdp_clock_us() - rank->optimizer_started_us;
+  if (strcmp(label, "optimizer") == 0 || strcmp(label, "bands") == 0)
+    add_phase(&rank->optimizer, begin);
+  else if (strncmp(label, "refresh ", 8) == 0)
+    add_phase(&rank->refresh, begin);
 }
 
 /* A description of the runtime, with what it points to. */

@@ -56,6 +56,11 @@ mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job);
 /* Validation batches: a fixed number, so that the loss does not depend on the number of ranks. */
 #define GPT_VALIDATION_BATCHES 16
 
+/* Time spent in a phase so far. */
+typedef struct gpt_phase {
+  int64_t started_us, us;
+} gpt_phase;
+
 typedef struct gpt_rank {
   const gpt_job *job;
   int32_t index;
@@ -77,7 +82,7 @@ typedef struct gpt_rank {
   float *widened; /* on the device, with a 16-bit dtype: parameters of the unit at hand in fp32 */
   char (*labels)[24]; /* of traces: "forward unit 3" of all units, then "backward unit 3" */
   double *losses;     /* ranks x validation rounds: every rank's validation losses */
-  int64_t optimizer_started_us, optimizer_us; /* from the trace callback */
+  gpt_phase optimizer, refresh; /* from the trace callback */
   mfsdp_io io;
   mfsdp_posix_background save_thread; /* with --async-save */
   mfsdp_background background;

@@ -38,9 +38,9 @@ typedef struct mfsdp__unit_sizes {
  * in the full buffer, and DIRECT sends them from there. The other algorithms cut segments into
  * chunks and need them packed. REPLICATED never gathers.
  */
-MFSDP_API int32_t mfsdp__unit_is_in_place(const mfsdp_runtime_desc *desc,
-                                          const mfsdp__unit_sizes *s) {
-  return s->resident && (s->replicated || desc->gather_algorithm == MFSDP_DIRECT);
+MFSDP_API int32_t mfsdp__unit_is_in_place(const mfsdp_runtime_desc *desc, int32_t resident,
+                                          int32_t replicated) {
+  return resident && (replicated || desc->gather_algorithm == MFSDP_DIRECT);
 }
 
 MFSDP_API mfsdp__unit_sizes mfsdp__unit_sizes_of(const mfsdp_runtime_desc *desc,
@@ -57,7 +57,7 @@ MFSDP_API mfsdp__unit_sizes mfsdp__unit_sizes_of(const mfsdp_runtime_desc *desc,
   s.separate = s.compute != MFSDP_F32 || desc->state_space != MFSDP_SPACE_DEVICE;
   s.resident = mfsdp_plan_residency(plan) == MFSDP_RESIDENCY_RESIDENT;
   s.replicated = mfsdp__plan_is_replicated(plan);
-  s.in_place = mfsdp__unit_is_in_place(desc, &s);
+  s.in_place = mfsdp__unit_is_in_place(desc, s.resident, s.replicated);
   s.sums_count = s.replicated ? s.grad_count : 0;
   s.copy_count = s.separate && !s.in_place ? s.shard_count : 0;
   if (s.separate) /* FROZEN has no master then */

@@ -35,7 +35,7 @@ check "nothing on standard error" [ ! -s "$folder/error" ]
 check "steps to AdamW's training loss" grep -Eq "training loss +2 +4\$" "$folder/table"
 check "steps to AdamW's validation loss" grep -Eq "steps to AdamW's validation loss +2 +4\$" "$folder/table"
 check "matrix bytes of the optimizer" grep -Eq "matrix bytes moved for the optimizer +0 B +0 B\$" "$folder/table"
-check "bytes for forward and backward" grep -Eq "forward and backward +3.0 MB +3.0 MB\$" "$folder/table"
+check "bytes to gather parameters" grep -Eq "to gather parameters +3.0 MB +3.0 MB\$" "$folder/table"
 check "memory per rank" grep -Eq "per rank, MiB +1.0 - 3.0 +1.0 - 3.0\$" "$folder/table"
 check "the picture has both runs" grep -q "Muon, validation" "$folder/loss.svg"
 check "the picture has both runs, AdamW" grep -q "AdamW, training" "$folder/loss.svg"

@@ -872,6 +872,26 @@ TEST(TrainGpt, ProcessesOverNcclHaveTheBitsOfThreads) {
   }
 }
 
+TEST(TrainGpt, StrategiesOverNccl) {
+  Training training;
+  training.clip = 0.0;
+  training.steps = MFSDP_TEST_TSAN ? 1 : 2;
+  training.prefetch = 1;
+  training.ranks = 2;
+  training.micro_batches = 1;
+  const Result owners = Train(training);
+  ASSERT_EQ(owners.status, MFSDP_OK) << owners.message;
+  for (int32_t s = GPT_STRATEGY_GATHER; s < GPT_STRATEGY_COUNT; ++s) {
+    if (MFSDP_TEST_TSAN && s != GPT_STRATEGY_ALLTOALL && s != GPT_STRATEGY_ZERO1) continue;
+    training.strategy = s;
+    training.step_in_backward = s % 2;
+    const std::vector<Result> results = TrainOverNccl(training);
+    for (const Result &r : results)
+      ASSERT_EQ(r.status, MFSDP_OK) << gpt_strategy_at(s)->name << ": " << r.message;
+    EXPECT_EQ(results[0].hash, owners.hash) << gpt_strategy_at(s)->name;
+  }
+}
+
 /* A process that fails leaves; the other waits out its deadline, says for whom, and leaves
  * nothing. */
 TEST(TrainGpt, AProcessOverNcclThatFails) {
