@@ -724,13 +724,16 @@ MFSDP_API mfsdp_status mfsdp_optimizer_prepare(mfsdp_context *context,
   return MFSDP_OK;
 }
 
-/* Bytes of workspace of mfsdp_optimizer_orthogonalize. E_UNSUPPORTED: the group's algorithm cannot be
- * staged. E_OVERFLOW. */
+/* Bytes of workspace of mfsdp_optimizer_orthogonalize. E_ARGUMENT; E_UNSUPPORTED: the group's algorithm
+ * cannot be staged; E_OVERFLOW. */
 MFSDP_API mfsdp_status mfsdp_optimizer_orthogonalize_nbytes(mfsdp_context *context,
                                                             const mfsdp_hyper_group *group,
                                                             int64_t rows, int64_t cols,
                                                             int64_t count, size_t *nbytes) {
-  const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
+  const mfsdp__algorithm *algorithm;
+  if (group == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "optimizer orthogonalize: group is NULL");
+  algorithm = mfsdp__algorithm_of(group->algorithm);
   if (algorithm == NULL || algorithm->stages == NULL)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED, "optimizer: %s has no part for whole matrices",
                       algorithm == NULL ? "an unknown algorithm" : algorithm->name);

@@ -245,4 +245,16 @@ TEST_F(StagedRules, RowsOfABandHaveNoNormOfTheWhole) {
   refused(MFSDP_E_UNSUPPORTED, "normalize_rows");
 }
 
+TEST_F(StagedRules, BytesOfWholeMatrices) {
+  std::size_t nbytes = 7;
+  EXPECT_EQ(mfsdp_optimizer_orthogonalize_nbytes(&rig_.context, nullptr, 6, 10, 1, &nbytes),
+            MFSDP_E_ARGUMENT);
+  EXPECT_NE(std::string(rig_.message()).find("group is NULL"), std::string::npos);
+  group_ = mfsdp_hyper_group_adamw(0.1, 0.0);
+  EXPECT_EQ(mfsdp_optimizer_orthogonalize_nbytes(&rig_.context, &group_, 6, 10, 1, &nbytes),
+            MFSDP_E_UNSUPPORTED);
+  EXPECT_NE(std::string(rig_.message()).find("adamw has no part for whole matrices"),
+            std::string::npos);
+}
+
 } // namespace

@@ -120,7 +120,7 @@ MFSDP_API mfsdp_status mfsdp__muon_stage_check(mfsdp_context *context,
   if (!group->muon.normalize_rows || tensor->whole_rows == 0) return MFSDP_OK;
   return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                     "%s: muon with normalize_rows brings all rows back to one norm, so the rows of "
-                    "a matrix cannot be spread over ranks; keep it owned",
+                    "a matrix cannot be spread over ranks; keep it owned (without allow_banded)",
                     tensor->name);
 }
 

@@ -149,8 +149,22 @@ MFSDP_API void mfsdp__report_nodes(mfsdp__report *report, mfsdp_unit_report *uni
   if (with_matrices > 0) out->node_spread_mean = sum / with_matrices;
 }
 
+/* The spread of `what`, whose sum may not fit: where every rank carries everything it is world
+ * times as much as the plan's. */
+MFSDP_API mfsdp_status mfsdp__report_spread(mfsdp__report *report, const char *what,
+                                            const int64_t *values, mfsdp_plan_spread *out) {
+  int64_t sum = 0;
+  int32_t r;
+  for (r = 0; r < report->plan->world; ++r)
+    if (!mfsdp_i64_add(sum, values[r], &sum))
+      return MFSDP_FAIL(report->context, MFSDP_E_OVERFLOW,
+                        "plan report: %s of all ranks pass 64 bits at rank %d", what, (int)r);
+  *out = mfsdp__spread(values, report->plan->world);
+  return MFSDP_OK;
+}
+
 /* What each rank holds and computes. */
-MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
+MFSDP_API mfsdp_status mfsdp__report_ranks(mfsdp__report *report) {
   const mfsdp_plan *plan = report->plan;
   int64_t elements = 0, bytes = 0; /* what every rank holds */
   int32_t i;
@@ -178,10 +192,11 @@ MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
     report->resident[i] += elements;
     report->nbytes[i] += bytes;
   }
-  report->out->exchanged = mfsdp__spread(report->exchanged, plan->world);
-  report->out->cost = mfsdp__spread(report->cost, plan->world);
-  report->out->resident = mfsdp__spread(report->resident, plan->world);
-  report->out->resident_nbytes = mfsdp__spread(report->nbytes, plan->world);
+  report->out->exchanged =
+      mfsdp__spread(report->exchanged, plan->world); /* each element twice at most */
+  MFSDP_TRY(mfsdp__report_spread(report, "costs", report->cost, &report->out->cost));
+  MFSDP_TRY(mfsdp__report_spread(report, "elements", report->resident, &report->out->resident));
+  return mfsdp__report_spread(report, "bytes", report->nbytes, &report->out->resident_nbytes);
 }
 
 /*
@@ -191,7 +206,7 @@ MFSDP_API void mfsdp__report_ranks(mfsdp__report *report) {
  */
 MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
   const mfsdp_plan *plan = report->plan;
-  int64_t reduced = 0, sum = 0, sent;
+  int64_t reduced = 0, sent;
   int32_t u, r, i;
   for (u = 0; u < plan->unit_count; ++u)
     reduced += plan->units[u].payload[1];
@@ -206,12 +221,7 @@ MFSDP_API mfsdp_status mfsdp__report_sent(mfsdp__report *report) {
                         "plan report: elements sent by rank %d pass 64 bits", (int)piece->owner);
     if (piece->grad_unit_offset >= 0) report->sent[piece->owner] -= piece->count;
   }
-  for (r = 0; r < plan->world; ++r)
-    if (!mfsdp_i64_add(sum, report->sent[r], &sum))
-      return MFSDP_FAIL(report->context, MFSDP_E_OVERFLOW,
-                        "plan report: elements sent pass 64 bits at rank %d", (int)r);
-  report->out->sent = mfsdp__spread(report->sent, plan->world);
-  return MFSDP_OK;
+  return mfsdp__report_spread(report, "elements sent", report->sent, &report->out->sent);
 }
 
 /* Sorts the matrices of the plan by falling cost or bytes and proves a bound on the largest sum of
@@ -275,7 +285,7 @@ MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report, mfsdp_unit_repor
                     "plan report: sums");
   MFSDP__PLAN_ALLOC(context, report->mark, world, "plan report: nodes");
   mfsdp__report_nodes(report, units, capacity);
-  mfsdp__report_ranks(report);
+  MFSDP_TRY(mfsdp__report_ranks(report));
   MFSDP_TRY(mfsdp__report_sent(report));
   mfsdp__report_bounds(report);
   out->cost_ratio = out->cost_bound > 0 ? (double)out->cost.max / (double)out->cost_bound : 1.0;
@@ -284,8 +294,8 @@ MFSDP_API mfsdp_status mfsdp__report_run(mfsdp__report *report, mfsdp_unit_repor
 
 /*
  * Judges a plan. `units` (unit_capacity entries; NULL if 0) receives the first units, indexed by
- * unit number. E_ARGUMENT for a NULL or a struct of another size; E_OVERFLOW if sent elements pass
- * 64 bits; E_MEMORY. Scratch of O(world + matrices) is given back.
+ * unit number. E_ARGUMENT for a NULL or a struct of another size; E_OVERFLOW if a sum over all ranks
+ * passes 64 bits; E_MEMORY. Scratch of O(world + matrices) is given back.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_plan_report(mfsdp_context *context,
                                                        const mfsdp_plan *plan,

@@ -24,17 +24,17 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_stages(mfsdp_context *context,
   if (desc->weighted)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                       "runtime: step_in_backward and weighted: the weights' sum, which scales the "
-                      "gradients, is known after backward only");
+                      "gradients, is known after backward only; set one of them to 0");
   if (desc->state_space != MFSDP_SPACE_DEVICE)
     return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                       "runtime: step_in_backward needs masters and states on the device "
-                      "(state_space is %d)",
+                      "(state_space is %d); set it to 0, or state_space to MFSDP_SPACE_DEVICE",
                       (int)desc->state_space);
   for (i = 0; i < desc->group_count; ++i)
     if (desc->groups[i].replica != NULL)
       return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                         "runtime: step_in_backward: groups[%d] has replicas, whose sums are "
-                        "complete after backward only",
+                        "complete after backward only; set it to 0, or make one group of all ranks",
                         (int)i);
   for (i = 0; i < desc->optimizer->group_count; ++i) {
     const mfsdp_hyper_group *group = &desc->optimizer->groups[i];
@@ -237,8 +237,14 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_banded(mfsdp_context *context,
     if (algorithm->stages == NULL)
       return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
                         "runtime: %.80s is banded, and %s needs whole matrices from beginning to "
-                        "end; plan it owned, or use muon or adamw",
+                        "end; plan it owned (without allow_banded), or use muon or adamw",
                         param->name, algorithm->name);
+    if (desc->state_space != MFSDP_SPACE_DEVICE)
+      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
+                        "runtime: %.80s is banded, which needs masters and states on the device "
+                        "(state_space is %d); plan it owned (without allow_banded), or use "
+                        "MFSDP_SPACE_DEVICE",
+                        param->name, (int)desc->state_space);
     memset(&tensor, 0, sizeof(tensor));
     tensor.name = param->name;
     tensor.hyper_group = param->hyper_group;

@@ -198,8 +198,9 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
   const mfsdp_backend_ops *ops = rt->backend->ops;
   const mfsdp__param_entry *entry = &rt->params[param];
   const int64_t numel = mfsdp_plan_param_numel(rt->groups[entry->group].plan, entry->index);
-  const int64_t capacity = (int64_t)(ring->slot_nbytes / sizeof(float));
-  int64_t first;
+  const int64_t most = rt->groups[entry->group].export_count;
+  int64_t capacity = (int64_t)(ring->slot_nbytes / sizeof(float)), first;
+  if (capacity > most) capacity = most;
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, slot->idle));
   MFSDP_TRY(ops->queue_wait(rt->backend->self, rt->communication, rt->step_done));
   for (first = 0; first < numel; first += capacity)
@@ -209,10 +210,10 @@ MFSDP_API mfsdp_status mfsdp__export(mfsdp_runtime *rt, int32_t param, int32_t r
 }
 
 /* Where an export finds its slot: among the parameters', after giving up what was gathered ahead if
- * it must, or, where all of them are kept or there are none (RESIDENT), among the gradients'. The
- * calls decide, so all ranks agree. */
-MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt) {
-  if (rt->param_ring.count == 0) return &rt->grad_ring;
+ * it must, or, where all of them are kept or the unit takes none (RESIDENT), among the
+ * gradients'. */
+MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt, const mfsdp__unit *unit) {
+  if (unit->resident) return &rt->grad_ring;
   if (mfsdp__ring_free_count(&rt->param_ring) == 0) mfsdp__unit_drop_ahead(rt);
   if (mfsdp__ring_free_count(&rt->param_ring) > 0) return &rt->param_ring;
   return mfsdp__unit_slots_available(rt) > 0 ? &rt->grad_ring : &rt->param_ring;
@@ -223,7 +224,7 @@ MFSDP_API mfsdp__ring *mfsdp__export_ring(mfsdp_runtime *rt) {
  * row-major) on rank `root` of its group, or on every rank of it for root -1; other ranks pass
  * NULL. An alias gives its owner's. Collective over the group, COMPLETE; with several groups every
  * rank of the job calls it equally often, since it may give up what was gathered ahead. Streams
- * through one free parameter slot (a gradient slot where everything is RESIDENT) and uses no other
+ * through one free parameter slot (a gradient slot of RESIDENT ones) and uses no other
  * memory. Of a REPLICATED parameter nothing is sent.
  * E_ARGUMENT: unknown parameter or root, dst NULL where it is needed. E_STATE: no such slot is
  * free.
@@ -244,9 +245,9 @@ MFSDP_API mfsdp_status mfsdp_param_export(mfsdp_runtime *rt, int32_t param, int3
   if ((root < 0 || root == group->rank) && dst == NULL &&
       mfsdp_plan_param_numel(group->plan, rt->params[param].index) > 0)
     return MFSDP_FAIL(rt->context, MFSDP_E_ARGUMENT, "export: dst is NULL on a receiving rank");
-  ring = mfsdp__export_ring(rt);
+  ring = mfsdp__export_ring(rt, &rt->units[rt->params[param].unit]);
   slot = mfsdp__ring_claim(ring, rt->params[param].unit);
-  if (slot < 0 && rt->param_ring.count == 0)
+  if (slot < 0 && ring == &rt->grad_ring)
     return MFSDP_FAIL(rt->context, MFSDP_E_STATE,
                       "export: all %d gradient slots are open; reduce a unit first",
                       (int)rt->grad_ring.count);

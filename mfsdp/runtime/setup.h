@@ -80,6 +80,25 @@ MFSDP_API mfsdp_status mfsdp__setup_queues(mfsdp_runtime *rt) {
   return ops->event_create(self, rt->context, &rt->step_done);
 }
 
+/* What an export moves at a time, at most. Ranks that have other groups beside this one may have
+ * larger slots than their peers: it goes by what the group's own units need, which every rank's
+ * slots have; where an export may find a slot in either ring (params.h), by the smaller ones. */
+MFSDP_API int64_t mfsdp__export_count(const mfsdp_runtime *rt, int32_t group) {
+  size_t params = MFSDP_ALIGN_NBYTES, grads = MFSDP_ALIGN_NBYTES;
+  int32_t u, resident = 0, keeps = 0;
+  if (rt->group_count == 1) return INT64_MAX; /* whatever the slot holds */
+  for (u = 0; u < rt->unit_count; ++u) {
+    const mfsdp__unit *unit = &rt->units[u];
+    if (unit->group != group) continue;
+    resident = unit->resident;
+    keeps = unit->keeps[MFSDP_USE_FORWARD];
+    mfsdp__size_max(&params, (size_t)unit->full_count * mfsdp_dtype_nbytes(unit->compute));
+    mfsdp__size_max(&grads, (size_t)unit->grad_count * mfsdp_dtype_nbytes(unit->grad));
+  }
+  if (resident || (keeps && grads < params)) params = grads;
+  return (int64_t)(params / sizeof(float));
+}
+
 MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt) {
   void *memory;
   int32_t g;
@@ -88,6 +107,7 @@ MFSDP_API mfsdp_status mfsdp__setup_export(mfsdp_runtime *rt) {
   rt->export_xfers = (mfsdp_xfer *)memory;
   for (g = 0; g < rt->group_count; ++g) {
     const mfsdp_transport *transport = rt->groups[g].transport;
+    rt->groups[g].export_count = mfsdp__export_count(rt, g);
     if (MFSDP_HAS(transport->ops, reserve))
       MFSDP_TRY(transport->ops->reserve(transport->self, rt->context, rt->groups[g].world));
   }

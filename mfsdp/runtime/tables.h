@@ -49,7 +49,8 @@ typedef struct mfsdp__group_entry {
   int64_t accumulator_first, accumulator_count; /* of all its units */
   mfsdp_coll *replica_reduce, *replica_gather;  /* NULL without replicas or elements */
   mfsdp_buffer replica_sum;                     /* DEVICE: this replica's part of the sums */
-  int32_t replicated; /* 1: every rank holds all masters, states and sums (resident.h) */
+  int32_t replicated;   /* 1: every rank holds all masters, states and sums (resident.h) */
+  int64_t export_count; /* floats of an export at a time: equal on all ranks of the group */
 } mfsdp__group_entry;
 
 /* A buffer that a transport has been told of. */

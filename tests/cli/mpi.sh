@@ -116,7 +116,7 @@ phase_fails() { # HOW PHASE: what became of it in $work/phase.HOW
   # before its fault shows nothing about the fault, says why it ended, and is started again.
   for attempt in 1 2 3; do
     # shellcheck disable=SC2086
-    MFSDP_TEST_FAULT="1 $1 $2" timeout -k 5 60 $launcher -n 4 $program --transport mpi $small $workers --deadline 1 \
+    MFSDP_TEST_FAULT="1 $1 $2" timeout -k 5 60 $launcher -n 4 $program --transport mpi $small $workers $strategy --deadline 1 \
       2>&1 >/dev/null </dev/null | stamp >"$work/phase.$1"
     if reached "$1" "$2"; then break; fi
     echo "# train_gpt, $1 at $2, attempt $attempt: it ended before the fault:"
@@ -133,12 +133,17 @@ phase_verdicts() { # HOW PHASE PATTERN: every survivor says who and what, in tim
     else ok "train_gpt, $1 at $2: rank $rank"; fi
   done
 }
-for phase in 'gather unit 1' 'reduce unit 1' 'gather verdict' 'validation losses'; do
-  operation=$phase
-  [ "$phase" != 'validation losses' ] || operation='control allgather'
-  for how in kill stop leave; do phase_fails $how "$phase" & done
+phase_in_three_ways() { # PHASE OPERATION
+  for how in kill stop leave; do phase_fails $how "$1" & done
   wait
-  phase_verdicts kill "$phase" "$operation: .*rank 1 .*does not answer"
-  phase_verdicts stop "$phase" "$operation: .*rank 1 .*does not answer"
-  phase_verdicts leave "$phase" "$operation: .*rank 1,\{0,1\} .*has left"
-done
+  phase_verdicts kill "$1" "$2: .*rank 1 .*does not answer"
+  phase_verdicts stop "$1" "$2: .*rank 1 .*does not answer"
+  phase_verdicts leave "$1" "$2: .*rank 1,\{0,1\} .*has left"
+}
+strategy=''
+for phase in 'gather unit 1' 'reduce unit 1' 'gather verdict'; do phase_in_three_ways "$phase" "$phase"; done
+phase_in_three_ways 'validation losses' 'control allgather'
+strategy='--strategy alltoall'
+phase_in_three_ways 'matrices to bands' 'matrices to bands'
+strategy='--strategy zero1'
+phase_in_three_ways 'refresh unit 1' 'refresh unit 1'

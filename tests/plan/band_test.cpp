@@ -532,6 +532,25 @@ TEST(PlanReplicated, CapsOnUnitsHoldForSums) {
   EXPECT_EQ(unit.owner_count, 2);
 }
 
+/* What every rank carries is added up over the world: past 64 bits it is said, not wrapped. */
+TEST(PlanReplicated, SumsThatDoNotFit) {
+  Params p;
+  p.add("w", MFSDP_ROLE_MATRIX, 0, {INT64_C(1) << 20, INT64_C(1) << 16}).placement =
+      MFSDP_PLACEMENT_REPLICATED;
+  mfsdp_plan_desc desc = p.desc(4096, MFSDP_PLANNER_BALANCED);
+  desc.residency = MFSDP_RESIDENCY_RESIDENT;
+  desc.cost = mfsdp_cost_newton_schulz; /* about 2^53 */
+  PlanRig rig;
+  ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
+  mfsdp_plan_summary s = mfsdp_plan_summary_default();
+  EXPECT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_E_OVERFLOW);
+  EXPECT_NE(rig.message().find("costs of all ranks pass 64 bits"), std::string::npos)
+      << rig.message();
+  desc.cost = mfsdp_plan_cost_elements;
+  ASSERT_EQ(rig.create(desc), MFSDP_OK) << rig.message();
+  EXPECT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &s, nullptr, 0), MFSDP_OK);
+}
+
 /* ---- elsewhere ---- */
 
 TEST(PlanBand, SimulateRefusesByName) {

@@ -782,16 +782,19 @@ void refuses(Job job, mfsdp_status status, const std::string &text,
 
 TEST(BandedRules, WhatNeedsWholeMatrices) {
 #if MFSDP_EXAMPLE_LAPACKE
-  refuses(test::small_job(), MFSDP_E_UNSUPPORTED, "a is banded, and shampoo needs whole matrices",
+  refuses(test::small_job(), MFSDP_E_UNSUPPORTED,
+          "a is banded, and shampoo needs whole matrices from beginning to end; plan it owned "
+          "(without allow_banded)",
           [](mfsdp_runtime_desc *, mfsdp_hyper_group *groups) {
             groups[0] = mfsdp_hyper_group_shampoo();
           });
 #endif
   refuses(
-      test::small_job(), MFSDP_E_UNSUPPORTED, "keep it owned",
+      test::small_job(), MFSDP_E_UNSUPPORTED, "keep it owned (without allow_banded)",
       [](mfsdp_runtime_desc *, mfsdp_hyper_group *groups) { groups[0].muon.normalize_rows = 1; });
   refuses(
-      test::small_job(), MFSDP_E_UNSUPPORTED, "on the device",
+      test::small_job(), MFSDP_E_UNSUPPORTED,
+      "a is banded, which needs masters and states on the device (state_space is 3)",
       [](mfsdp_runtime_desc *desc, mfsdp_hyper_group *) { desc->state_space = MFSDP_SPACE_HOST; });
   refuses(test::small_job(), MFSDP_E_ARGUMENT, "unknown banded_update 0",
           [](mfsdp_runtime_desc *desc, mfsdp_hyper_group *) {

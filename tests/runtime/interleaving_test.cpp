@@ -472,6 +472,70 @@ TEST(Residents, TheirWaitsAreNeeded) {
   }
 }
 
+/* ---- the step in backward ---- */
+
+/* Units of which each has a matrix for either rank, one that is used by one micro-batch of two, and
+ * matrices that stay with their owners, or of which every rank has everything. */
+std::vector<Case> stages(int32_t ranks) {
+  std::vector<Case> out;
+  for (const bool on_queue : {false, true})
+    for (const mfsdp_placement placement : {MFSDP_PLACEMENT_OWNED, MFSDP_PLACEMENT_REPLICATED})
+      for (const mfsdp_residency residency : {MFSDP_RESIDENCY_SHARDED, MFSDP_RESIDENCY_RESIDENT}) {
+        Case c;
+        if (placement == MFSDP_PLACEMENT_REPLICATED && residency == MFSDP_RESIDENCY_SHARDED)
+          continue;
+        c.ranks = ranks;
+        c.prefetch = c.reduce = 1;
+        c.on_queue = on_queue;
+        c.micro_batches = 2;
+        c.steps = 3;
+        c.explored_from = 0;
+        c.job = four_units();
+        c.job.model.tensors.push_back(ref::experts("small", 3, 3, 4, 3));
+        c.job.placement = placement;
+        c.job.residency = residency;
+        c.job.options.groups[0].clipped = false;
+        c.job.tune = [](mfsdp_runtime_desc *desc) { desc->step_in_backward = 1; };
+        out.push_back(c);
+      }
+  return out;
+}
+
+TEST(Stages, NoRacesAndTheSameBits) {
+  for (const int32_t ranks : {1, 2, 3})
+    for (const Case &c : stages(ranks)) {
+      const Right right(c);
+      EXPECT_EQ(run_case(c, right, test::hosts_first(), RunOptions()), "") << strategy_of(c);
+      for (uint64_t seed = 0; seed < (MFSDP_TEST_SANITIZER ? 1 : 4); ++seed)
+        EXPECT_EQ(run_case(c, right, test::random_schedule(seed), RunOptions()), "")
+            << strategy_of(c) << ", seed " << seed;
+      for (uint64_t seed = 4; seed < (MFSDP_TEST_SANITIZER ? 5 : 14); ++seed)
+        ASSERT_EQ(run_case(c, right, test::random_schedule(seed), without_races()), "")
+            << strategy_of(c) << ", seed " << seed;
+    }
+}
+
+/* Left out: the sums that directions wait for, the directions that the commit waits for, and the
+ * commit that the next step's directions wait for. */
+TEST(Stages, TheirWaitsAreNeeded) {
+  static const char *const names[] = {"landed", "done", "commit"};
+  for (const Case &c : stages(2)) {
+    const Right right(c);
+    for (int which = 0; which < 3; ++which) {
+      bool raced = false;
+      RunOptions run;
+      run.drop = [which](int32_t, Rt rt, Ev event, int64_t) {
+        const Ev events[] = {rt->stages.landed, rt->stages.done, rt->step_done};
+        return event == events[which];
+      };
+      for (uint64_t seed = 0; seed < 4 && !raced; ++seed)
+        raced = run_case(c, right, test::random_schedule(seed), run).find("race: ") !=
+                std::string::npos;
+      EXPECT_TRUE(raced) << strategy_of(c) << ", " << names[which];
+    }
+  }
+}
+
 /* ---- matrices in bands ---- */
 
 /* Several rounds: matrices one by one, and a batch of small ones. */

@@ -116,6 +116,28 @@ TEST(Groups, InstancesOfDifferentResidency) {
   }
 }
 
+/* Slots are as large as a rank's own units need: exports of what ranks with different ones share
+ * are cut alike all the same. */
+TEST(Groups, ExportsBetweenDifferentSlots) {
+  for (const int dense : {0, 1})
+    for (const int experts : {0, 1})
+      for (const bool narrow : {false, true}) {
+        GroupsJob job;
+        job.options = test::three_groups();
+        job.add_group({{0, 1, 2, 3}},
+                      {ref::matrix("dense", 0, 40, 36), ref::frozen("mask", 0, {40, 30})});
+        job.add_instance(true, {{0, 2}}, {ref::matrix("large", 1, 50, 60)});
+        job.add_instance(false, {{1, 3}}, {ref::matrix("small", 1, 6, 4)});
+        if (narrow) test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+        for (const int strategy : {dense, experts})
+          job.residencies.push_back(strategy == 0 ? MFSDP_RESIDENCY_SHARDED
+                                                  : MFSDP_RESIDENCY_RESIDENT);
+        SCOPED_TRACE(std::to_string(dense) + " and " + std::to_string(experts) +
+                     (narrow ? ", bf16" : ""));
+        EXPECT_EQ(test::run_groups_job(job, 1, 2), "");
+      }
+}
+
 /* HSDP: copies that are each RESIDENT. */
 TEST(Replicas, OfResidentGroups) {
   for (const bool workers : {false, true}) {
