@@ -130,7 +130,8 @@ $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 .PHONY: FORCE examples examples-cuda demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag test-symbols \
         test-rules test-fuzz info help format docs tidy clean $(BENCHES:%=bench-%)
 
-examples: $(EXAMPLES:%=build/examples/%) ## builds examples/*.c as build/examples/<name>
+# What an MPI is needed for ends in _mpi.
+examples: $(patsubst %,build/examples/%,$(filter-out $(if $(filter 1,$(release_MPI)),,%_mpi),$(EXAMPLES))) ## builds examples/*.c as build/examples/<name>
 
 examples-cuda: build/examples/train_gpt_cuda ## train_gpt with --device cuda; needs nvcc and CUDA's libraries
 
@@ -175,11 +176,14 @@ test-rules: ## plants one violation of each rule and expects test-dag to see it
 test-fuzz: ## libFuzzer on the readers of files, FUZZ_SECONDS=60 in all; needs clang with libFuzzer
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-$(patsubst %,bench-%,$(filter-out collective,$(BENCHES))): bench-%: build/bench/%
+$(patsubst %,bench-%,$(filter-out collective strategies,$(BENCHES))): bench-%: build/bench/%
 	build/bench/$* $(BENCH_ARGS)
 # Under several launchers, and on hosts whose links the check program measures.
 bench-collective: build/bench/collective $(release_MPI_TESTS)
 	@scripts/bench_collective.sh $(BENCH_ARGS)
+# The same, for hours; goes on where it was stopped.
+bench-strategies: build/bench/strategies $(release_MPI_TESTS)
+	@scripts/bench_strategies.sh $(BENCH_ARGS)
 
 # The file is named as its header.
 .PHONY: bench-newton-schulz

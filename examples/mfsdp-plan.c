@@ -154,6 +154,7 @@ static int calibrate(const plan_options *o, plan_error *error) {
           "# links at %.4g Mbit/s give this machine the FLOP/s per byte/s of an A100 at 25 GB/s\n",
           (int)world, o->use_mpi ? "MPI processes" : "threads", measured.newton_schulz_flops_per_s,
           plan_matched_mbit(measured.cluster.flops_per_s));
+  if (world == 1) fputs("# one rank has no links: theirs are the data sheet's\n", f);
   plan_cluster_write(&measured.cluster, f);
   if (fclose(f) != 0) {
     free(text);

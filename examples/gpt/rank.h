@@ -96,7 +96,8 @@ typedef struct gpt_rank {
 mfsdp_status gpt_rank_create(gpt_rank *rank, const gpt_job *job, int32_t index);
 mfsdp_status gpt_rank_destroy(gpt_rank *rank);
 /* The same in parts and without the model, for loads that are no GPT (gradients made up): context,
- * links and plan; what the runtime will hold, before anything is; the runtime with initial values. */
+ * links and plan; what the runtime will hold, before anything is; the runtime with initial
+ * values. */
 mfsdp_status gpt_rank_open(gpt_rank *rank, const gpt_job *job, int32_t index);
 mfsdp_status gpt_rank_memory(gpt_rank *rank, mfsdp_memory *memory);
 mfsdp_status gpt_rank_start(gpt_rank *rank, mfsdp_init_fn init, void *user);

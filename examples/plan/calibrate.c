@@ -51,9 +51,11 @@ static mfsdp_status settle(prober *p) {
 /* One piece of work; the amount it did. */
 typedef mfsdp_status (*work_fn)(prober *p, double *amount);
 
-/* Amount per second of one rank while all work for `seconds`: the mean. */
+/* Amount per second of one rank while all work for `seconds`: the mean. Over the time of the rank
+ * that began first, until all are done: a rank that the system lets wait for a core has not had one
+ * to itself. */
 static mfsdp_status rate_of(prober *p, work_fn work, double *rate) {
-  double amount = 0.0, one, start, sum;
+  double amount = 0.0, one, start, sum, longest = 0.0;
   MFSDP_TRY(work(p, &one)); /* warms up */
   MFSDP_TRY(sum_up(p, 0.0, &sum));
   start = now();
@@ -61,8 +63,11 @@ static mfsdp_status rate_of(prober *p, work_fn work, double *rate) {
     MFSDP_TRY(work(p, &one));
     amount += one;
   } while (now() - start < p->probe->seconds);
-  MFSDP_TRY(sum_up(p, amount / (now() - start), &sum));
-  *rate = sum / p->probe->control->world;
+  MFSDP_TRY(sum_up(p, amount, &amount));
+  MFSDP_TRY(sum_up(p, now() - start, &sum));
+  for (int32_t r = 0; r < p->probe->control->world; ++r)
+    longest = p->words[r] > longest ? p->words[r] : longest;
+  *rate = amount / longest / p->probe->control->world;
   return MFSDP_OK;
 }
 
@@ -157,6 +162,17 @@ static mfsdp_status exchange_s(prober *p, int32_t to, int32_t from, size_t nbyte
   return MFSDP_OK;
 }
 
+/* The best of a few: other programs only ever make it longer. */
+static mfsdp_status best_exchange_s(prober *p, int32_t to, int32_t from, size_t nbytes, int count,
+                                    double *seconds) {
+  for (int i = 0; i < 3; ++i) {
+    double once;
+    MFSDP_TRY(exchange_s(p, to, from, nbytes, count, &once));
+    if (i == 0 || once < *seconds) *seconds = once;
+  }
+  return MFSDP_OK;
+}
+
 /* All ranks see the same sums, and so take the same sizes. */
 static mfsdp_status measure_links(prober *p, int32_t per_node, int32_t same_node,
                                   double *latency_us, double *nbytes_per_s) {
@@ -164,14 +180,15 @@ static mfsdp_status measure_links(prober *p, int32_t per_node, int32_t same_node
   const int32_t to = partner(t, per_node, same_node, 1);
   const int32_t from = partner(t, per_node, same_node, -1);
   size_t nbytes = LEAST_NBYTES;
-  double small, large;
-  MFSDP_TRY(exchange_s(p, to, from, 8, 20, &small));
+  double small = 0.0, large = 0.0;
+  MFSDP_TRY(best_exchange_s(p, to, from, 8, 20, &small));
   MFSDP_TRY(exchange_s(p, to, from, nbytes, 1, &large));
   /* A shaper lets a burst of at least 16 kB through at once: the figure needs many of them. */
   while (nbytes < MOST_NBYTES && large < p->probe->seconds) {
     nbytes *= 2;
     MFSDP_TRY(exchange_s(p, to, from, nbytes, 1, &large));
   }
+  MFSDP_TRY(best_exchange_s(p, to, from, nbytes, 1, &large));
   *latency_us = small * 1e6;
   *nbytes_per_s = (double)nbytes / (large > small ? large - small : large);
   return MFSDP_OK;

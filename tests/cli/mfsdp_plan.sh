@@ -69,6 +69,14 @@ check 'an empty name for the JSON: nothing printed' "$(wc -c <"$work/out" | tr -
 printf 'ranks_per_node 2\nnet_nbytes_per_s 1e9\nnet_node_nbytes_per_s 1e9 # one port\n' >"$work/cluster"
 $program gpt2-124m --world 8 --cluster "$work/cluster" >"$work/out" 2>"$work/err"
 has 'a cluster file' 'cluster: 2 ranks a node, 300 GB/s in a node, 1.0 GB/s a rank' "$work/out"
+# What --calibrate writes, --cluster reads: every key, once.
+$program --calibrate "$work/measured" --world 2 >"$work/out" 2>"$work/err"
+check '--calibrate FILE: status, and nothing printed' "$?$(wc -c <"$work/out" | tr -d ' ')" 00
+check '--calibrate FILE: ten keys' "$(grep -c '^[a-z_]* *[0-9.e+-]*' "$work/measured")$(grep -c '^ranks_per_node  *2$' "$work/measured")" 121
+$program gpt2-124m --world 2 --cluster "$work/measured" >"$work/out" 2>"$work/err"
+has '--cluster takes it' 'cluster: 2 ranks a node' "$work/out"
+$program --calibrate --world 1 >"$work/out" 2>"$work/err"
+has '--calibrate prints' '^flops_per_s  *[1-9]' "$work/out"
 for model in gpt2-124m gpt2-1.5b llama3-8b llama3-70b qwen3-30b-a3b deepseek-v3 kimi-k2; do
   $program $model --world 64 >"$work/out" 2>"$work/err"
   check "$model" "$?$(grep -c '^world 64' "$work/out")" 01
@@ -140,6 +148,18 @@ refuse 'a cap on gamma that no plan keeps' 'max_gamma_permille 1000 is [0-9]* to
 refuse 'a cap that the planner does not keep' 'does not keep it' gpt2-124m --world 8 --max-owners 2 --planner scope-greedy
 refuse 'a gamma below 1' '^mfsdp-plan: --max-gamma .999.: needs a number of 1000' gpt2-124m --world 8 --max-gamma 999
 refuse 'an empty file name' '--cluster needs the name of a file' gpt2-124m --world 2 --cluster ''
+calibrate_refuses() { # NAME TEXT ARGUMENTS...: without refuse's own options
+  name=$1 text=$2
+  shift 2
+  $program --calibrate "$@" >"$work/out" 2>"$work/err"
+  check "refuses $name" "$?$(grep -c -e "$text" "$work/err")" 21
+}
+calibrate_refuses '--calibrate without ranks' 'needs --world N'
+calibrate_refuses '--calibrate with two worlds' 'needs --world N' --world 2,4
+calibrate_refuses '--calibrate with two files' 'takes one file, not 2' "$work/a" "$work/b" --world 2
+calibrate_refuses '--calibrate with a plan' 'does not use --steps' --world 2 --steps 3
+calibrate_refuses '--calibrate over the limit' 'at most 1024 threads' --world 1025
+refuse '--transport without --calibrate' 'is for --calibrate' gpt2-124m --world 2 --transport mpi
 refuse 'too many steps' '0 to 100' gpt2-124m --world 2 --steps 101
 refuse 'rules for a table' 'safetensors' "$work/table" --world 2 --rules "$work/rules"
 refuse 'a table among safetensors' 'all of them' "$work/a.safetensors" "$work/table" --world 2

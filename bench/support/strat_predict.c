@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT */
+#include "strat_predict.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static void need(mfsdp_context *context, mfsdp_status status) {
+  if (status == MFSDP_OK) return;
+  fprintf(stderr, "bench strategies: prediction: %s\n", mfsdp_context_error(context)->message);
+  exit(1);
+}
+
+static mfsdp_sim_result ask(mfsdp_context *context, const mfsdp_sim_desc *desc) {
+  mfsdp_sim_result result = mfsdp_sim_result_default();
+  need(context, mfsdp_simulate(context, desc, &result, NULL, 0));
+  return result;
+}
+
+/* The strategies are asked on the plan of whole matrices: simulate.h slices them itself. */
+static mfsdp_plan *owned_plan(mfsdp_context *context, strat_load *load) {
+  const int32_t strategy = load->job.options.strategy;
+  mfsdp_plan *plan = NULL;
+  load->job.options.strategy = GPT_STRATEGY_MATRIX;
+  gpt_job_set_strategy(&load->job);
+  need(context, gpt_plan_create(context, &load->job, &plan));
+  load->job.options.strategy = strategy;
+  gpt_job_set_strategy(&load->job);
+  return plan;
+}
+
+/* The update with the rate of Newton-Schulz, all else with that of plain products. */
+static void fill(mfsdp_context *context, const strat_load *load, const plan_calibration *machine,
+                 mfsdp_sim_desc *desc, strat_prediction *out) {
+  const mfsdp_hyper_group hidden = gpt_hyper_group(&load->job.options, GPT_GROUP_HIDDEN);
+  mfsdp_cluster updating = machine->cluster;
+  mfsdp_sim_result rest, update;
+  double wire_us;
+  updating.flops_per_s = machine->newton_schulz_flops_per_s;
+  desc->newton_schulz_steps = hidden.muon.newton_schulz.step_count;
+  desc->element_update_nbytes = 28.0; /* all in fp32: no copy beside the masters */
+  desc->cluster = &updating;
+  update = ask(context, desc);
+  desc->cluster = &machine->cluster;
+  if (load->model->whole)
+    desc->model_flops = gpt_config_flops_per_token(&load->job.config) *
+                        (double)gpt_config_tokens(&load->job.config);
+  rest = ask(context, desc);
+  wire_us = rest.materialize_us + rest.reduce_us;
+  out->reduce_s = rest.reduce_us * 1e-6;
+  out->optimizer_s = (update.optimizer_compute_us + update.optimizer_wire_us) * 1e-6;
+  out->verdict_s = update.optimizer_us * 1e-6 - out->optimizer_s;
+  out->step_s = (wire_us + rest.model_us + update.optimizer_us) * 1e-6;
+  out->overlapped_s =
+      ((wire_us > rest.model_us ? wire_us : rest.model_us) + update.optimizer_us) * 1e-6;
+  out->reduce_nbytes = (double)rest.reduce_nbytes.sum;
+  out->optimizer_nbytes = (double)rest.optimizer_nbytes.sum;
+  desc->materialize_count = 1;
+  out->materialize_s = ask(context, desc).materialize_us * 1e-6;
+}
+
+void strat_predict(strat_load *load, const plan_calibration *machine, int32_t strategy,
+                   strat_prediction *out) {
+  static const mfsdp_sim_strategy known[GPT_STRATEGY_COUNT] = {
+      MFSDP_SIM_OWNER, MFSDP_SIM_GATHER, MFSDP_SIM_EXCHANGE, MFSDP_SIM_ZERO1, MFSDP_SIM_REPLICATED};
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  mfsdp_sim_desc desc = mfsdp_sim_desc_default();
+  mfsdp_context context;
+  mfsdp_plan *plan;
+  const double none = (double)NAN;
+  out->materialize_s = out->reduce_s = out->optimizer_s = out->verdict_s = none;
+  out->step_s = out->overlapped_s = out->reduce_nbytes = out->optimizer_nbytes = none;
+  if (known[strategy] == 0) return;
+  if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK) exit(1);
+  plan = owned_plan(&context, load);
+  desc.plan = plan;
+  desc.strategy = known[strategy];
+  fill(&context, load, machine, &desc, out);
+  mfsdp_plan_destroy(&context, plan);
+  need(&context, mfsdp_context_destroy(&context));
+}

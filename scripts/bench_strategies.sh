@@ -1,0 +1,151 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# All of the strategies benchmark: on threads, on MPI processes in shared memory, and, as root, on hosts
+# with links of 1 Gbit/s, 100 Mbit/s and the rate that gives this machine an A100 cluster's FLOP/s per
+# byte/s (scripts/test_hosts.sh). Takes hours. Rows are appended to a file, and rows that are there are
+# not measured again: stop it at any time, start it again to go on.
+#
+#   scripts/bench_strategies.sh [--quick] [--append FILE] [--runs N] [--worlds 'N N'] [--only WORD] [--json FILE]
+#                               [--plots FOLDER]
+#
+# --only: threads, mpi, 1000, 100, matched or tradeoffs. What cannot run here says SKIP; a row whose links
+# were not what was asked says VOID and is not kept.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+program=build/bench/strategies
+quick='' rows=build/bench/strategies.jsonl plots=bench/results runs=2 worlds='2 4 8' only='' json=''
+threads_models=gpt-256,gpt2-124m,gpt2-1.5b mpi_models=gpt-256,gpt2-124m
+hosts_1000='gpt-256 gpt2-124m' hosts_100='gpt-256' hosts_matched='gpt-256 gpt-512 gpt-1024' trades=gpt-256
+strategies='matrix gather alltoall zero1 replicated hybrid'
+while [ $# -gt 0 ]; do
+  case $1 in
+  --quick)
+    quick=--quick runs=1 worlds=2 threads_models=gpt-64 mpi_models=gpt-64 strategies='matrix gather zero1'
+    hosts_1000='' hosts_100='' hosts_matched=gpt-64 trades=gpt-64 plots=build/bench/plots
+    ;;
+  --append) rows=${2?--append needs a file}; shift ;;
+  --runs) runs=${2?--runs needs a number}; shift ;;
+  --worlds) worlds=${2?--worlds needs numbers}; shift ;;
+  --only) only=${2?--only needs a word}; shift ;;
+  --plots) plots=${2?--plots needs a folder}; shift ;;
+  --json) json=${2?--json needs a file}; shift ;;
+  *) sed -n '3,13p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work" "$rows.part"' EXIT
+trap 'exit 130' INT TERM
+mkdir -p "$(dirname "$rows")"
+failed=0
+
+wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
+missing() { $program --append "$rows" --missing "$@" >/dev/null; } # ARGUMENT...: of the program
+show() { echo; echo "== $*"; }
+
+has_mpi=1 launcher='mpirun -n'
+if ! command -v mpirun >/dev/null 2>&1 || ! grep -q '^MPI  *on' build/release/config.log; then
+  echo 'SKIP MPI: this build has none'
+  has_mpi=0
+elif mpirun --version 2>&1 | grep -qi 'open.mpi'; then
+  launcher='mpirun --oversubscribe --mca btl self,vader -n'
+  [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+
+# Two connections a pair of hosts: on one, what goes one way holds up what comes the other way, and two
+# hosts would exchange at half of what their links have.
+MPIRUN_ARGS="${MPIRUN_ARGS-} --mca btl_tcp_links 2"
+export MPIRUN_ARGS
+
+# RUN WORLD LINKS MBIT MODEL STRATEGY: on hosts. The rows stand only if the links were as asked, so they
+# are written to a copy.
+on_hosts() {
+  set -- "$@" "--world $2 --model $5 --strategy $6 --run $1"
+  # shellcheck disable=SC2086 # lists of words
+  missing $7 --transport mpi --links "$3" || return 0
+  for try in 1 2 3; do
+    show "$2 hosts, $3 ($4 Mbit/s), $5, $6, run $1"
+    cp "$rows" "$rows.part"
+    # shellcheck disable=SC2086
+    scripts/test_hosts.sh -n "$2" -r "$4" -t 14400 -- $program $7 --transport mpi --links "$3" --append "$rows.part" $quick \
+      </dev/null
+    status=$?
+    case $status in
+    0) mv "$rows.part" "$rows"; return 0 ;;
+    3) echo "VOID: $5, $6 at $4 Mbit/s, try $try" ;;
+    77) return 77 ;;
+    *) failed=1; return 0 ;;
+    esac
+  done
+}
+
+all_hosts() { # RUN LINKS MBIT|matched MODELS
+  for world in $worlds; do
+    mbit=$3
+    # A world's rate is one for all of its rows: it is kept beside them.
+    if [ "$mbit" = matched ]; then
+      mbit=$(sed -n "s/^$world //p" "$rows.matched" 2>/dev/null)
+      if [ -z "$mbit" ]; then
+        show "$program --matched $world"
+        $program --matched "$world" | tee "$work/matched" || { failed=1; return 0; }
+        mbit=$(sed 's/.* //' "$work/matched")
+        echo "$world $mbit" >>"$rows.matched"
+      fi
+    fi
+    for model in $4; do
+      for strategy in $strategies; do
+        on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" || return 0
+      done
+    done
+  done
+}
+
+: >>"$rows"
+run=1
+while [ $run -le "$runs" ]; do
+  for world in $worlds; do
+    if wanted threads && missing --world "$world" --model $threads_models --run $run; then
+      show "threads, $world ranks, run $run"
+      $program --world "$world" --model $threads_models --run $run --append "$rows" $quick </dev/null || failed=1
+    fi
+    if wanted mpi && [ $has_mpi = 1 ] &&
+       missing --transport mpi --world "$world" --model $mpi_models --run $run; then
+      show "mpi, $world ranks, run $run"
+      # shellcheck disable=SC2086
+      $launcher "$world" $program --transport mpi --model $mpi_models --run $run --append "$rows" $quick </dev/null || failed=1
+    fi
+  done
+  if [ $has_mpi = 1 ]; then
+    wanted 1000 && all_hosts $run '1000 Mbit/s' 1000 "$hosts_1000"
+    wanted 100 && all_hosts $run '100 Mbit/s' 100 "$hosts_100"
+    wanted matched && all_hosts $run matched matched "$hosts_matched"
+  fi
+  run=$((run + 1))
+done
+if wanted tradeoffs; then
+  # On hosts all algorithms can be tried; on threads the links are artificial.
+  if [ $has_mpi = 1 ] && [ -z "$quick" ]; then
+    for try in 1 2 3; do
+      show 'trade-offs, 4 hosts, 1000 Mbit/s'
+      cp "$rows" "$rows.part"
+      scripts/test_hosts.sh -n 4 -r 1000 -t 14400 -- $program --transport mpi --tradeoffs --model $trades --links '1000 Mbit/s' \
+        --append "$rows.part" </dev/null
+      status=$?
+      case $status in
+      0) mv "$rows.part" "$rows"; break ;;
+      3) echo "VOID: trade-offs, try $try" ;;
+      77) break ;;
+      *) failed=1; break ;;
+      esac
+    done
+  fi
+  show 'trade-offs, threads, links of 100 MB/s'
+  $program --tradeoffs --model $trades --link-mbytes 100 --links '100 MB/s' --append "$rows" $quick </dev/null || failed=1
+fi
+
+if [ -n "$json" ]; then # the rows as one list
+  { echo '['; grep '^{' "$rows" | sed '$!s/$/,/'; echo ']'; } >"$json" || failed=1
+fi
+echo "rows: $rows"
+scripts/plot.sh "$rows" "$plots" || failed=1
+exit $failed

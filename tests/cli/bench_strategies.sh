@@ -1,0 +1,71 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# The strategies benchmark: rows are appended once, a stopped run goes on, and all strategies end with the
+# same bits. Skipped, and counted, where it has not been built (make build/bench/strategies).
+# Prints one line per check: "ok NAME" or "not ok NAME".
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+program=build/bench/strategies
+suite=bench_strategies
+. tests/cli/lib.sh
+if [ ! -x $program ]; then
+  echo 'skip bench_strategies: it is not built (make build/bench/strategies)'
+  exit 0
+fi
+rows=$work/rows.jsonl
+call() { $program --quick --world 3 --seconds 0 --append "$rows" "$@" >"$work/out" 2>"$work/err"; }
+missing() { call --missing "$@"; echo $?; } # 0: something is missing, 3: nothing is
+optimizer_rows() { grep -c "\"metric\":\"optimizer step\".*\"strategy\":\"$1\"" "$rows"; }
+
+check 'an empty file lacks rows' "$(missing --strategy matrix)" 0
+call --strategy matrix
+check 'rows of matrix: status' $? 0
+check 'rows of matrix: one optimizer step' "$(optimizer_rows matrix)" 1
+check 'nothing is missing then' "$(missing --strategy matrix)" 3
+check 'another world is' "$(call --world 2 --strategy matrix --missing; echo $?)" 0
+check 'another run is' "$(missing --strategy matrix --run 2)" 0
+check 'another strategy is' "$(missing --strategy matrix,zero1)" 0
+
+# A run that was stopped in the middle of a line: that row is measured again, the rest is kept.
+printf '{"bench":"strategies","case":"gpt-64, threads, 3 ranks, zero1, run 1","metric":"optim' >>"$rows"
+check 'a line without its end does not count' "$(missing --strategy zero1)" 0
+call
+check 'the rest: status' $? 0
+for strategy in matrix gather alltoall zero1 replicated hybrid; do
+  check "$strategy: measured once" "$(optimizer_rows $strategy)" 1
+  check "$strategy: the bits of matrix" \
+    "$(sed -n "/\"optimizer step\".*\"strategy\":\"$strategy\"/s/.*\"wrong\":\([0-9a-z]*\).*/\1/p" "$rows")" 0
+  check "$strategy: holds what was predicted" \
+    "$(sed -n "/\"metric\":\"held\".*\"strategy\":\"$strategy\"/s/.*\"error\":\([-0-9.e]*\).*/\1/p" "$rows")" 0
+done
+lines=$(wc -l <"$rows")
+call
+check 'again: nothing is added' "$(wc -l <"$rows")" "$lines"
+if command -v python3 >/dev/null 2>&1; then
+  grep '^{.*}$' "$rows" | python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' 2>"$work/err"
+  check 'each whole line is JSON' $? 0
+fi
+
+refuses() { # NAME ARGUMENT...
+  name=$1
+  shift
+  call "$@"
+  check "refuses $name" $? 2
+}
+refuses 'an unknown strategy' --strategy zero3
+refuses 'an unknown model' --model gpt-3
+refuses 'no ranks' --world 0
+refuses 'a comma in the links' --links a,b
+refuses 'a half world' --world 2.5
+
+# ---- plots ----
+GNUPLOT=$work/none scripts/plot.sh "$rows" "$work/plots" >"$work/out" 2>&1
+check 'without gnuplot: SKIP' "$?$(grep -c '^SKIP plots' "$work/out")" 01
+scripts/plot.sh "$work/none" >"$work/out" 2>&1
+check 'rows that are not there: status' $? 2
+if command -v "${GNUPLOT:-gnuplot}" >/dev/null 2>&1; then
+  scripts/plot.sh "$rows" "$work/plots" >"$work/out" 2>"$work/err"
+  check 'bars: drawn' "$?$(grep -c '</svg>' "$work/plots/strategies-bars-gpt-64.svg")" 01
+else
+  echo 'skip bench_strategies: plots (no gnuplot)'
+fi
