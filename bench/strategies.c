@@ -35,7 +35,7 @@ enum { MOST_WORLDS = 16, MOST_NAMES = 16 };
 
 typedef struct settings {
   bench_options bench;
-  int use_mpi, run, missing, tradeoffs;
+  int use_mpi, run, missing, tradeoffs, alone;
   int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank;
   const strat_model *models[MOST_NAMES];
   int32_t strategies[MOST_NAMES];
@@ -124,7 +124,9 @@ static void run_strategy(const settings *set, strat_load *load, const strat_key 
     add_time(rows, key, "whole step", &r, STRAT_STEP, p->step_s, -1, 0);
     add(rows, key, "materialize bytes", "B", r.sent[MFSDP_TRAFFIC_MATERIALIZE], none);
   }
-  if (set->use_mpi && strat_mpi_no_threads() != NULL) {
+  if (set->alone) {
+    if (writes) printf("    --alone: nothing with worker queues\n");
+  } else if (set->use_mpi && strat_mpi_no_threads() != NULL) {
     if (writes) printf("SKIP worker queues: %s\n", strat_mpi_no_threads());
   } else {
     if (run_variant(set, load, key, STRAT_QUEUES, &r) && writes) {
@@ -346,6 +348,7 @@ static const char about[] =
     "  --matched N       only print the link rate at which N ranks here have the FLOP/s per byte/s "
     "of\n"
     "                    an A100 at 25 GB/s\n"
+    "  --alone           no steps with worker queues: nothing exposed or overlapped\n"
     "  --tradeoffs       one table: prefetch, keeping, algorithm, step_in_backward";
 
 /* Takes this program's options out of argv. 0, or 2 after a message. */
@@ -353,8 +356,9 @@ static int take_options(settings *set, int *argc, char **argv) {
   int kept = 1;
   for (int i = 1; i < *argc; ++i) {
     int taken;
-    if (strcmp(argv[i], "--missing") == 0 || strcmp(argv[i], "--tradeoffs") == 0) {
-      *(argv[i][2] == 'm' ? &set->missing : &set->tradeoffs) = 1;
+    if (strcmp(argv[i], "--missing") == 0 || strcmp(argv[i], "--tradeoffs") == 0 ||
+        strcmp(argv[i], "--alone") == 0) {
+      *(argv[i][2] == 'm' ? &set->missing : argv[i][2] == 't' ? &set->tradeoffs : &set->alone) = 1;
       continue;
     }
     taken = i + 1 < *argc ? take_option(set, argv[i], argv[i + 1]) : 0;
