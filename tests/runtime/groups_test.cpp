@@ -911,9 +911,6 @@ bool fail_nth(const GroupsJob &job, What what, int32_t culprit, int64_t n) {
     if (status[me] == MFSDP_OK) status[me] = t.init();
     for (int64_t s = 0; s < 2 && status[me] == MFSDP_OK; ++s)
       status[me] = t.step(s);
-    if (mine)
-      failed = backend_fails ? test::FailingBackend::failed()
-                             : wrapped[what == What::kReplicaSubmit ? 1 : 0]->failed();
     message[me] = mfsdp_context_error(&rank.context)->message;
     if (status[me] != MFSDP_OK && t.runtime != nullptr)
       must_fail(rank, t.begin(9), MFSDP_E_POISONED, "refused after the first error");
@@ -923,6 +920,9 @@ bool fail_nth(const GroupsJob &job, What what, int32_t culprit, int64_t n) {
     mfsdp_status last = waits ? t.destroy() : MFSDP_OK;
     MFSDP_TRY(rank.barrier());
     if (!waits) last = t.destroy();
+    if (mine) /* asked last: the queues may come to it after the steps, while it ends other ranks' */
+      failed = backend_fails ? test::FailingBackend::failed()
+                             : wrapped[what == What::kReplicaSubmit ? 1 : 0]->failed();
     require(last == MFSDP_OK || (status[me] == MFSDP_OK && (mine || waits)),
             "destroy after a failure");
     return MFSDP_OK;
