@@ -5,6 +5,7 @@
  *
  * Counts allocations: MFSDP_TEST_WRAP_MALLOC.
  */
+#include "forwarding.h"
 #include "groups_rig.h"
 
 #include "tests/support/malloc_count.h"
@@ -581,50 +582,22 @@ TEST(BandedMemory, EveryAllocationFails) {
 /* ---- order ---- */
 
 /* What the communication queue is given in a step, in the order of calls. */
-class WatchedTransport {
+class WatchedTransport : public test::ForwardingTransport {
 public:
   explicit WatchedTransport(const mfsdp_transport &inner, int64_t fail_at = -1)
-      : inner_(inner), left_(fail_at) {
-    ops_ = *inner.ops;
-    ops_.submit = submit;
-    ops_.reserve = reserve;
-    ops_.poll = poll;
-    ops_.poison = poison;
-    ops_.native = nullptr;
-    ops_.native_prepare = nullptr;
-    ops_.buffer_register = nullptr;
-    ops_.buffer_deregister = nullptr;
-    ops_.split = nullptr;
-    table = inner;
-    table.ops = &ops_;
-    table.self = this;
-  }
-  mfsdp_transport table;
+      : ForwardingTransport(inner), left_(fail_at) {}
   std::string order; /* g: gather, s: scatter, of bands */
 
 private:
-  static WatchedTransport *of(void *self) { return static_cast<WatchedTransport *>(self); }
-  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
-                             const mfsdp_batch *batch) {
-    WatchedTransport *t = of(self);
+  mfsdp_status submit(mfsdp_context *context, mfsdp_queue *queue,
+                      const mfsdp_batch *batch) override {
     if (batch->traffic == MFSDP_TRAFFIC_OPTIMIZER_MATRIX) {
-      t->order += std::string(batch->label) == "bands to matrices" ? 'g' : 's';
-      if (t->left_-- == 0)
+      order += std::string(batch->label) == "bands to matrices" ? 'g' : 's';
+      if (left_-- == 0)
         return MFSDP_FAIL(context, MFSDP_E_BACKEND, "the wire of %s is cut", batch->label);
     }
-    return t->inner_.ops->submit(t->inner_.self, context, queue, batch);
+    return forward(context, queue, batch);
   }
-  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
-    return of(self)->inner_.ops->reserve(of(self)->inner_.self, context, count);
-  }
-  static mfsdp_status poll(void *self, mfsdp_context *context) {
-    return of(self)->inner_.ops->poll(of(self)->inner_.self, context);
-  }
-  static void poison(void *self, const mfsdp_error *why) {
-    of(self)->inner_.ops->poison(of(self)->inner_.self, why);
-  }
-  mfsdp_transport inner_;
-  mfsdp_transport_ops ops_;
   int64_t left_;
 };
 

@@ -12,6 +12,7 @@
 #define MFSDP_TESTS_RUNTIME_FAILING_H
 
 #include "../support/ranks.h"
+#include "forwarding.h"
 
 #include "mfsdp/transport.h"
 
@@ -19,46 +20,19 @@ namespace test {
 
 /* ---- a transport whose nth submit fails ---- */
 
-class FailingTransport {
+class FailingTransport : public ForwardingTransport {
 public:
   FailingTransport(const mfsdp_transport &inner, int64_t fail_at)
-      : inner_(inner), fail_at_(fail_at) {
-    ops_ = *inner.ops;
-    ops_.submit = submit;
-    ops_.reserve = reserve;
-    ops_.poll = poll;
-    ops_.poison = poison;
-    ops_.destroy = destroy;
-    table = inner;
-    table.ops = &ops_;
-    table.self = this;
-  }
-  mfsdp_transport table;
+      : ForwardingTransport(inner), fail_at_(fail_at) {}
   bool failed() const { return count_ > fail_at_; }
 
 private:
-  static FailingTransport *of(void *self) { return static_cast<FailingTransport *>(self); }
-  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
-                             const mfsdp_batch *batch) {
-    FailingTransport *t = of(self);
-    if (t->count_++ == t->fail_at_)
+  mfsdp_status submit(mfsdp_context *context, mfsdp_queue *queue,
+                      const mfsdp_batch *batch) override {
+    if (count_++ == fail_at_)
       return MFSDP_FAIL_PEER(context, MFSDP_E_PEER, 0, "injected: the cable was cut");
-    return t->inner_.ops->submit(t->inner_.self, context, queue, batch);
+    return forward(context, queue, batch);
   }
-  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
-    return of(self)->inner_.ops->reserve(of(self)->inner_.self, context, count);
-  }
-  static mfsdp_status poll(void *self, mfsdp_context *context) {
-    return of(self)->inner_.ops->poll(of(self)->inner_.self, context);
-  }
-  static void poison(void *self, const mfsdp_error *why) {
-    of(self)->inner_.ops->poison(of(self)->inner_.self, why);
-  }
-  static mfsdp_status destroy(void *self, mfsdp_context *context) {
-    return of(self)->inner_.ops->destroy(of(self)->inner_.self, context);
-  }
-  mfsdp_transport inner_;
-  mfsdp_transport_ops ops_;
   int64_t count_ = 0, fail_at_;
 };
 

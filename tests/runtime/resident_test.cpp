@@ -343,57 +343,32 @@ TEST(Traffic, EqualsTheAnalyticBytes) {
 /* ---- when it is sent ---- */
 
 /* Counts batches by label; one label may be held up until it is let go. */
-class WatchedTransport {
+class WatchedTransport : public test::ForwardingTransport {
 public:
-  explicit WatchedTransport(const mfsdp_transport &inner) : inner_(inner), ops_(*inner.ops) {
-    ops_.submit = submit;
-    ops_.reserve = reserve;
-    ops_.poll = poll;
-    ops_.poison = poison;
-    ops_.native = nullptr;
-    ops_.native_prepare = nullptr;
-    table = inner;
-    table.ops = &ops_;
-    table.self = this;
-  }
-  mfsdp_transport table;
+  using test::ForwardingTransport::ForwardingTransport;
   std::map<std::string, int64_t> batches;
   std::vector<std::string> order;
   std::string held; /* WORKER queues only */
   std::atomic<bool> let_go{false};
 
 private:
-  static WatchedTransport *of(void *self) { return static_cast<WatchedTransport *>(self); }
-  static const mfsdp_transport &inner(void *self) { return of(self)->inner_; }
   static mfsdp_status hold(void *argument, mfsdp_error *error) {
     const int64_t end_us = mfsdp_clock_us() + 10 * 1000000;
-    while (!of(argument)->let_go)
+    while (!static_cast<WatchedTransport *>(argument)->let_go)
       if (mfsdp_clock_us() > end_us)
         return MFSDP_ERROR_SET(error, MFSDP_E_TIMEOUT, -1, "nobody let the batch go");
       else
         mfsdp_clock_sleep_until(mfsdp_clock_us() + 500);
     return MFSDP_OK;
   }
-  static mfsdp_status submit(void *self, mfsdp_context *context, mfsdp_queue *queue,
-                             const mfsdp_batch *batch) {
-    const mfsdp_backend *backend = inner(self).backend;
-    ++of(self)->batches[batch->label];
-    of(self)->order.push_back(batch->label);
-    if (of(self)->held == batch->label)
-      MFSDP_TRY(backend->ops->queue_call(backend->self, queue, hold, self));
-    return inner(self).ops->submit(inner(self).self, context, queue, batch);
+  mfsdp_status submit(mfsdp_context *context, mfsdp_queue *queue,
+                      const mfsdp_batch *batch) override {
+    ++batches[batch->label];
+    order.push_back(batch->label);
+    if (held == batch->label)
+      MFSDP_TRY(backend()->ops->queue_call(backend()->self, queue, hold, this));
+    return forward(context, queue, batch);
   }
-  static mfsdp_status reserve(void *self, mfsdp_context *context, int32_t count) {
-    return inner(self).ops->reserve(inner(self).self, context, count);
-  }
-  static mfsdp_status poll(void *self, mfsdp_context *context) {
-    return inner(self).ops->poll(inner(self).self, context);
-  }
-  static void poison(void *self, const mfsdp_error *why) {
-    inner(self).ops->poison(inner(self).self, why);
-  }
-  mfsdp_transport inner_;
-  mfsdp_transport_ops ops_;
 };
 
 /* Three units, no ties. */
