@@ -19,6 +19,9 @@
  * The peer is strategy `matrix` of the same model, links, world and run; the limit column is the
  * prediction of simulate.h with constants measured by the same ranks just before. `wrong`: 0 if all
  * parameters have the bits that `matrix` gives after the same two steps, else all of them.
+ * --collective: another algorithm than DIRECT moves units; rows are called matrix-ring, and `wrong`
+ * is known of owners alone, beside `matrix` by the same algorithm: sums in another order have other
+ * bits.
  * --tradeoffs: one table of step time against memory (support/strat_tradeoffs.h).
  */
 #include "support/strat_links.h"
@@ -36,13 +39,37 @@ enum { MOST_WORLDS = 16, MOST_NAMES = 16 };
 typedef struct settings {
   bench_options bench;
   int use_mpi, run, missing, tradeoffs, alone;
-  int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank;
+  int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank, collective;
   const strat_model *models[MOST_NAMES];
   int32_t strategies[MOST_NAMES];
   int model_count, strategy_count;
   double seconds, link_mbytes;
   const char *links, *append;
 } settings;
+
+/* ---- names of rows ---- */
+
+static const char *const collectives[] = {"direct", "ring", "hierarchical", "native", "auto"};
+enum { COLLECTIVES = sizeof collectives / sizeof collectives[0], ROW_NAME_NBYTES = 32 };
+
+/* What rows call a strategy with this call's collectives: "matrix", "matrix-ring". */
+static const char *row_name(const settings *set, const char *strategy, char name[ROW_NAME_NBYTES]) {
+  const int plain = set->collective == GPT_COLLECTIVE_DIRECT;
+  (void)snprintf(name, ROW_NAME_NBYTES, "%s%s%s", strategy, plain ? "" : "-",
+                 plain ? "" : collectives[set->collective]);
+  return name;
+}
+
+static strat_key key_of(const settings *set, const strat_model *model, int32_t world,
+                        const char *strategy) {
+  strat_key key;
+  key.model = model->name;
+  key.links = set->links;
+  key.strategy = strategy;
+  key.world = world;
+  key.run = set->run;
+  return key;
+}
 
 /* ---- one strategy ---- */
 
@@ -82,12 +109,26 @@ static void add_time(strat_rows *rows, const strat_key *key, const char *metric,
          row.stats.median, row.stats.p99);
 }
 
-static void add_alone(strat_rows *rows, const strat_key *key, strat_result *r,
-                      const strat_prediction *p, int64_t elements) {
-  const strat_key matrix = {key->model, key->links, "matrix", key->world, key->run};
-  const uint64_t theirs =
-      strcmp(key->strategy, "matrix") == 0 ? r->checksum : strat_rows_checksum(rows, &matrix);
-  const int64_t wrong = theirs == 0 ? -1 : theirs == r->checksum ? 0 : elements;
+/* Elements whose bits are not those of `matrix` by the same collectives: none, all, or -1, not
+ * known. A ring begins its sums at another rank for each segment, so there only owners are alike. */
+static int64_t count_wrong(const settings *set, const strat_load *load, const strat_rows *rows,
+                           const strat_key *key, uint64_t checksum) {
+  const gpt_strategy *strategy = gpt_strategy_at(load->job.options.strategy);
+  char name[ROW_NAME_NBYTES];
+  strat_key matrix = *key;
+  uint64_t theirs;
+  matrix.strategy = row_name(set, "matrix", name);
+  if (strcmp(key->strategy, matrix.strategy) == 0) return 0;
+  if (set->collective != GPT_COLLECTIVE_DIRECT &&
+      (strategy->matrices != MFSDP_PLACEMENT_OWNED || strategy->allow_banded))
+    return -1;
+  theirs = strat_rows_checksum(rows, &matrix);
+  return theirs == 0 ? -1 : theirs == checksum ? 0 : load->elements;
+}
+
+static void add_alone(const settings *set, const strat_load *load, strat_rows *rows,
+                      const strat_key *key, strat_result *r, const strat_prediction *p) {
+  const int64_t wrong = count_wrong(set, load, rows, key, r->checksum);
   const double none = (double)NAN;
   add_time(rows, key, "optimizer step", r, STRAT_OPTIMIZER, p->optimizer_s, wrong, r->checksum);
   add_time(rows, key, "verdict", r, STRAT_VERDICT, p->verdict_s, -1, r->checksum);
@@ -119,7 +160,7 @@ static void run_strategy(const settings *set, strat_load *load, const strat_key 
   const double none = (double)NAN;
   strat_result r;
   if (!run_variant(set, load, key, STRAT_STEP_ALONE, &r)) return;
-  if (writes) add_alone(rows, key, &r, p, load->elements);
+  if (writes) add_alone(set, load, rows, key, &r, p);
   if (whole && run_variant(set, load, key, STRAT_WHOLE, &r) && writes) {
     add_time(rows, key, "whole step", &r, STRAT_STEP, p->step_s, -1, 0);
     add(rows, key, "materialize bytes", "B", r.sent[MFSDP_TRAFFIC_MATERIALIZE], none);
@@ -143,21 +184,12 @@ static void run_strategy(const settings *set, strat_load *load, const strat_key 
 
 /* ---- all of a model on a world ---- */
 
-static strat_key key_of(const settings *set, const strat_model *model, int32_t world,
-                        const char *strategy) {
-  strat_key key;
-  key.model = model->name;
-  key.links = set->links;
-  key.strategy = strategy;
-  key.world = world;
-  key.run = set->run;
-  return key;
-}
-
 static int has_missing(const settings *set, const strat_rows *rows, const strat_model *model,
                        int32_t world) {
+  char name[ROW_NAME_NBYTES];
   for (int i = 0; i < set->strategy_count; ++i) {
-    const strat_key key = key_of(set, model, world, gpt_strategy_at(set->strategies[i])->name);
+    const gpt_strategy *strategy = gpt_strategy_at(set->strategies[i]);
+    const strat_key key = key_of(set, model, world, row_name(set, strategy->name, name));
     if (!strat_rows_have(rows, &key)) return 1;
   }
   return 0;
@@ -184,15 +216,17 @@ static void run_model(const settings *set, const strat_model *model, int32_t wor
                       strat_rows *rows) {
   plan_calibration machine;
   strat_load load;
+  char name[ROW_NAME_NBYTES];
   if (!has_missing(set, rows, model, world)) return;
   strat_load_create(&load, model, world);
   load.job.processes = set->use_mpi;
   load.job.process_rank = set->mpi_rank;
+  load.job.options.collective = set->collective;
   strat_calibrate(&load, &machine);
   if (set->mpi_rank == 0) show_machine(set, &load, world, &machine, rows);
   for (int i = 0; i < set->strategy_count; ++i) {
     const gpt_strategy *strategy = gpt_strategy_at(set->strategies[i]);
-    const strat_key key = key_of(set, model, world, strategy->name);
+    const strat_key key = key_of(set, model, world, row_name(set, strategy->name, name));
     strat_prediction prediction;
     if (strat_rows_have(rows, &key)) continue;
     strat_predict(&load, &machine, set->strategies[i], &prediction);
@@ -305,6 +339,15 @@ static int take_strategies(settings *set, const char *list) {
   return *list == '\0' && set->strategy_count > 0 ? 1 : -1;
 }
 
+static int take_collective(settings *set, const char *name) {
+  for (int32_t i = 0; i < COLLECTIVES; ++i)
+    if (strcmp(name, collectives[i]) == 0) {
+      set->collective = i;
+      return 1;
+    }
+  return -1;
+}
+
 /* 1 if the option is ours and its value is good; 0 if it is not ours; -1 if the value is bad. */
 static int take_option(settings *set, const char *name, const char *value) {
   if (strcmp(name, "--transport") == 0) {
@@ -314,6 +357,7 @@ static int take_option(settings *set, const char *name, const char *value) {
   if (strcmp(name, "--world") == 0) return take_worlds(set, value);
   if (strcmp(name, "--model") == 0) return take_models(set, value);
   if (strcmp(name, "--strategy") == 0) return take_strategies(set, value);
+  if (strcmp(name, "--collective") == 0) return take_collective(set, value);
   if (strcmp(name, "--run") == 0) return take_integer(value, 1, 99, &set->run) ? 1 : -1;
   if (strcmp(name, "--matched") == 0) return take_integer(value, 1, 64, &set->matched) ? 1 : -1;
   if (strcmp(name, "--seconds") == 0) return take_number(value, 0, 1e4, &set->seconds) ? 1 : -1;
@@ -335,6 +379,7 @@ static const char about[] =
     "  --model A,B       gpt-64, gpt-256, gpt-512, gpt-1024, gpt2-124m, gpt2-1.5b, llama3-8b\n"
     "                    (default gpt-256,gpt2-124m; --quick: gpt-64)\n"
     "  --strategy A,B    matrix, gather, alltoall, zero1, replicated, hybrid (default all)\n"
+    "  --collective A    direct (default), ring, hierarchical, native or auto: moves units\n"
     "  --transport T     threads (default), or mpi under mpirun\n"
     "  --world N,N       threads, or what mpirun starts (default 2,4,8; --quick: 4)\n"
     "  --links NAME      what rows call the links (default: the transport)\n"

@@ -62,6 +62,10 @@ void strat_predict(strat_load *load, const plan_calibration *machine, int32_t st
                    strat_prediction *out) {
   static const mfsdp_sim_strategy known[GPT_STRATEGY_COUNT] = {
       MFSDP_SIM_OWNER, MFSDP_SIM_GATHER, MFSDP_SIM_EXCHANGE, MFSDP_SIM_ZERO1, MFSDP_SIM_REPLICATED};
+  /* In the order of GPT_COLLECTIVE_*; AUTO, which is none of them for all units, is not predicted. */
+  static const mfsdp_sim_algorithm algorithms[GPT_COLLECTIVE_AUTO] = {
+      MFSDP_SIM_DIRECT, MFSDP_SIM_RING, MFSDP_SIM_HIERARCHICAL, MFSDP_SIM_NATIVE};
+  const int32_t collective = load->job.options.collective;
   const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
   mfsdp_sim_desc desc = mfsdp_sim_desc_default();
   mfsdp_context context;
@@ -69,11 +73,12 @@ void strat_predict(strat_load *load, const plan_calibration *machine, int32_t st
   const double none = (double)NAN;
   out->materialize_s = out->reduce_s = out->optimizer_s = out->verdict_s = none;
   out->step_s = out->overlapped_s = out->reduce_nbytes = out->optimizer_nbytes = none;
-  if (known[strategy] == 0) return;
+  if (known[strategy] == 0 || collective == GPT_COLLECTIVE_AUTO) return;
   if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK) exit(1);
   plan = owned_plan(&context, load);
   desc.plan = plan;
   desc.strategy = known[strategy];
+  desc.algorithm = algorithms[collective];
   fill(&context, load, machine, &desc, out);
   mfsdp_plan_destroy(&context, plan);
   need(&context, mfsdp_context_destroy(&context));

@@ -38,6 +38,22 @@ for strategy in matrix gather alltoall zero1 replicated hybrid; do
   check "$strategy: holds what was predicted" \
     "$(sed -n "/\"metric\":\"held\".*\"strategy\":\"$strategy\"/s/.*\"error\":\([-0-9.e]*\).*/\1/p" "$rows")" 0
 done
+
+# Other collectives are rows of their own; their sums have the bits of `matrix` by the same ones.
+ring() { call --strategy matrix,zero1,alltoall --collective ring "$@"; }
+check 'RING: rows of its own' "$(ring --missing; echo $?)" 0
+ring
+check 'RING: status' $? 0
+for strategy in matrix zero1; do
+  check "$strategy by RING: measured once" "$(optimizer_rows $strategy-ring)" 1
+  check "$strategy by RING: the bits of matrix by RING" \
+    "$(sed -n "/\"optimizer step\".*\"strategy\":\"$strategy-ring\"/s/.*\"wrong\":\([0-9a-z]*\).*/\1/p" "$rows")" 0
+done
+check 'alltoall by RING: sums in another order are not compared' \
+  "$(sed -n '/"optimizer step".*"strategy":"alltoall-ring"/s/.*"wrong":\([0-9a-z]*\).*/\1/p' "$rows")" null
+check 'matrix by RING: its peer is matrix' \
+  "$(grep -c '"metric":"reduce".*"peer":"matrix".*"strategy":"matrix-ring"' "$rows")" 1
+
 lines=$(wc -l <"$rows")
 call
 check 'again: nothing is added' "$(wc -l <"$rows")" "$lines"
@@ -54,6 +70,7 @@ refuses() { # NAME ARGUMENT...
 }
 refuses 'an unknown strategy' --strategy zero3
 refuses 'an unknown model' --model gpt-3
+refuses 'an unknown algorithm' --collective tree
 refuses 'no ranks' --world 0
 refuses 'a comma in the links' --links a,b
 refuses 'a half world' --world 2.5
