@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Draws the rows of the strategies benchmark (one JSON object a line) as SVG, with gnuplot: for every model
-# the optimizer step of each strategy at each kind of link, on the most ranks (bars), and against the
-# number of ranks (curves). Both axes of time are logarithmic. Several runs of a row: their mean.
+# the optimizer step and the whole step of each strategy at each kind of link, on the most ranks (bars), and
+# against the number of ranks (curves). Both axes of time are logarithmic. Several runs of a row: their mean.
+# Of a strategy that was measured by several algorithms (matrix, matrix-ring) the fastest is drawn.
 #
 #   scripts/plot.sh [ROWS] [FOLDER]          build/bench/strategies.jsonl, bench/results
 #
@@ -19,18 +20,25 @@ mkdir -p "$folder" || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
-# MODEL WORLD LINKS STRATEGY MS, blanks in links as _; sorted; the mean of all runs
-sed -n '/"metric":"optimizer step"/p' "$rows" | awk '
+# METRIC MODEL WORLD LINKS STRATEGY MS, blanks as _; sorted; the mean of all runs, of the fastest algorithm
+awk '
   function text(name) { return match($0, "\"" name "\":\"[^\"]*\"") ? substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 5) : "" }
   function number(name) { return match($0, "\"" name "\":[-0-9.e+]*") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
-  {
-    links = text("links"); gsub(/ /, "_", links)
-    key = text("model") " " number("world") " " links " " text("strategy")
+  /"metric":"(optimizer|whole) step"/ {
+    key = text("metric") "," text("model") "," number("world") "," text("links") "," text("strategy")
+    gsub(/ /, "_", key); gsub(/,/, " ", key)
     sum[key] += number("value"); count[key]++
   }
-  END { for (key in sum) print key, sum[key] / count[key] }' | sort >"$work/table"
-[ -s "$work/table" ] || { echo "$0: $rows has no optimizer steps" >&2; exit 2; }
-strategies='matrix hybrid alltoall zero1 gather replicated'
+  END {
+    for (key in sum) {
+      mean = sum[key] / count[key]; name = key
+      sub(/-(ring|hierarchical|native|auto)$/, "", name)
+      if (!(name in best) || mean < best[name]) best[name] = mean
+    }
+    for (name in best) print name, best[name]
+  }' "$rows" | sort >"$work/all"
+[ -s "$work/all" ] || { echo "$0: $rows has no steps" >&2; exit 2; }
+strategies='matrix hybrid alltoall zero1 gather replicated torch-fsdp2'
 all_links='threads mpi 1000_Mbit/s 100_Mbit/s matched'
 
 value() { # MODEL WORLD LINKS STRATEGY: milliseconds, or ? where it was not measured
@@ -44,7 +52,7 @@ set terminal svg size 860,460 font 'Helvetica,12' background '#ffffff'
 set output '$1'
 set logscale y
 set format y '%g'
-set ylabel 'optimizer step, ms'
+set ylabel '$(echo "$metric" | tr _ ' '), ms'
 set grid y lc '#dddddd'
 set key outside right top
 set datafile missing '?'
@@ -52,10 +60,18 @@ END
     cat
   } | "${GNUPLOT:-gnuplot}" && echo "$1"
 }
-colors='#0072b2 #56b4e9 #009e73 #e69f00 #d55e00 #cc79a7' # Okabe and Ito
+colors='#0072b2 #56b4e9 #009e73 #e69f00 #d55e00 #cc79a7 #000000' # Okabe and Ito
 styles() { # KIND: one line style for each strategy
   i=1
   for color in $colors; do echo "set linetype $i lc rgb '$color' lw 2 pt 7"; i=$((i + 1)); done
+}
+
+columns() { # MODEL [LINKS]: of the strategies that were measured, in a file with all of them behind the first column
+  i=2
+  for strategy in $strategies; do
+    awk -v m="$1" -v l="${2-}" -v s="$strategy" '$1 == m && (l == "" || $3 == l) && $4 == s { found = 1 } END { exit !found }' "$work/table" && printf '%s ' $i
+    i=$((i + 1))
+  done
 }
 
 bars() { # MODEL
@@ -69,13 +85,13 @@ bars() { # MODEL
       echo
     done
   } >"$work/bars"
-  draw "$folder/strategies-bars-$1.svg" <<END
+  draw "$folder/strategies-$kind-bars-$1.svg" <<END
 $(styles)
 set title '$1 on $world ranks'
 set style data histogram
 set style histogram clustered gap 1
 set style fill solid border -1
-plot for [i=2:7] '$work/bars' using i:xtic(1) lt (i-1) title columnheader(i)
+plot for [i in '$(columns "$1")'] '$work/bars' using int(i):xtic(1) lt (int(i)-1) title columnheader(int(i))
 END
 }
 
@@ -90,21 +106,25 @@ curves() { # MODEL LINKS
       echo
     done
   } >"$work/curves"
-  draw "$folder/strategies-scaling-$1-$(echo "$2" | sed 's/_.*//').svg" <<END
+  draw "$folder/strategies-$kind-scaling-$1-$(echo "$2" | sed 's/_.*//').svg" <<END
 $(styles)
 set title '$1, $(echo "$2" | tr _ ' ')'
 set logscale x 2
 set xlabel 'ranks'
-plot for [i=2:7] '$work/curves' using 1:i with linespoints lt (i-1) title columnheader(i)
+plot for [i in '$(columns "$1" "$2")'] '$work/curves' using 1:int(i) with linespoints lt (int(i)-1) title columnheader(int(i))
 END
 }
 
 failed=0
-# shellcheck disable=SC2013 # names are words
-for model in $(cut -d ' ' -f 1 "$work/table" | sort -u); do
-  bars "$model" || failed=1
-  for links in $all_links; do
-    ! has "$model" "$links" || curves "$model" "$links" || failed=1
+for metric in optimizer_step whole_step; do
+  kind=${metric%_step}
+  sed -n "s/^$metric //p" "$work/all" >"$work/table"
+  # shellcheck disable=SC2013 # names are words
+  for model in $(cut -d ' ' -f 1 "$work/table" | sort -u); do
+    bars "$model" || failed=1
+    for links in $all_links; do
+      ! has "$model" "$links" || curves "$model" "$links" || failed=1
+    done
   done
 done
 exit $failed

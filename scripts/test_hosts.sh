@@ -38,6 +38,9 @@ for tool in ip tc unshare hostname; do
 done
 mpirun --version 2>&1 | grep -qi 'open.mpi' || skip 'there is no mpirun of Open MPI'
 
+probe_program=build/release/tests/mpi/mpi_check
+[ -z "$rate" ] || [ -x $probe_program ] || skip "links are measured by $probe_program, which is not built (make does)"
+
 id=mf$$
 work=$(mktemp -d) || exit 1
 child=''
@@ -117,7 +120,6 @@ run() { # COMMAND...: as ranks; the shell waits so that signals reach it at once
 
 # ---- links: as asked? ----
 void() { echo "void $1"; exit 3; }
-probe_program=build/release/tests/mpi/mpi_check
 measure_rate() { # a tenth of a second each; the slowest and the fastest link in Mbit/s
   run $probe_program wire $((rate * 12500)) >"$work/probe" 2>"$work/err" ||
     void "the links could not be measured: $(head -n 1 "$work/err")"

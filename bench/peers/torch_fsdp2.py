@@ -35,6 +35,10 @@ file://PATH of a file that does not exist yet. After `scripts/test_hosts.sh -n 4
 
   env GLOO_SOCKET_IFNAME=eth0 python3 bench/peers/torch_fsdp2.py --rendezvous file:///tmp/meet
 
+--append FILE adds the optimizer step, the step without it and the resident bytes to the rows of the
+strategies benchmark (bench/support/strat_rows.h), as strategy torch-fsdp2 of --links and --run; the
+peer is `matrix` of the same case, if it is there.
+
 Without torch or numpy: a line that begins with "skip", no row, status 0. Run with torch 2.15.0.
 """
 
@@ -571,6 +575,68 @@ def write(path, rows):
         file.write("\n")
 
 
+def matrix_value(path, model, world, options, metric):
+    """What strategy `matrix` has in the rows of the strategies benchmark; None without."""
+    case = f"{model}, {options.links}, {world} ranks, matrix, run {options.run}"
+    value = None
+    if metric == "step without optimizer":  # two gathers of everything and one reduction
+        parts = [
+            matrix_value(path, model, world, options, m)
+            for m in ("materialize", "materialize", "reduce")
+        ]
+        return None if None in parts else sum(parts)
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict) and found.get("case") == case:
+                value = found.get("value") if found.get("metric") == metric else value
+    return value if isinstance(value, (int, float)) else None
+
+
+STRATEGY_METRICS = {
+    "optimizer step": ("optimizer step", 1.0),
+    "step without optimizer": ("step without optimizer", 1.0),
+    "resident, fullest rank": ("resident", 1e6),
+}
+
+
+def append(options, rows, world):
+    """The rows that the strategies benchmark has too, with its names and units; a line each."""
+    size = dict(word.split("=") for word in options.model[len("gpt:") :].split(","))
+    model = f"gpt-{size['d']}"
+    lines = []
+    for found in rows:
+        if found["metric"] not in STRATEGY_METRICS:
+            continue
+        metric, factor = STRATEGY_METRICS[found["metric"]]
+        value = found["value"] * factor
+        theirs = matrix_value(options.append, model, world, options, metric)
+        line = {
+            **found,
+            "bench": "strategies",
+            "case": f"{model}, {options.links}, {world} ranks, torch-fsdp2, run {options.run}",
+            "metric": metric,
+            "value": value,
+            "unit": "B" if metric == "resident" else "ms",
+            "peer": None if theirs is None else "matrix",
+            "ratio_to_peer": theirs / value if theirs and value else None,
+            "model": model,
+            "links": options.links,
+            "world": world,
+            "strategy": "torch-fsdp2",
+            "run": options.run,
+            "repeats": options.steps,
+        }
+        lines.append(json.dumps(line, separators=(",", ":")))
+        if theirs:
+            print(f"{metric}: that of matrix is {theirs / value:.4g} of it", flush=True)
+    with open(options.append, "a", encoding="utf-8") as file:
+        file.write("\n" + "\n".join(lines) + "\n")
+
+
 def work(torch, np, tensors, options, rank, world):
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -586,7 +652,10 @@ def work(torch, np, tensors, options, rank, world):
     if options.params:
         np.savez(options.params, **{t.name: a for t, a in zip(tensors, arrays)})
     wrong = count_wrong(np, tensors, arrays, options.against, options) if options.against else None
-    write(options.json, list(rows_of(job, times, figures, wrong, world)))
+    rows = list(rows_of(job, times, figures, wrong, world))
+    write(options.json, rows)
+    if options.append:
+        append(options, rows, world)
 
 
 def run_rank(options, tensors, rank, world):
@@ -708,6 +777,9 @@ def parse(words):
     add("--threads", type=number(1), default=1, help="of a rank (1)")
     add("--case", help="name of the rows' case; default: the tensors and the ranks")
     add("--json", metavar="FILE", help="file for the rows")
+    add("--append", metavar="FILE", help="rows of the strategies benchmark, to add to; --model only")
+    add("--links", default="mpi", help="what these rows call the links (mpi)")
+    add("--run", type=number(1), default=1, help="which run these rows are of (1)")
     add("--params", metavar="FILE", help="file for the parameters at the end (.npz)")
     add("--against", metavar="FILE", help="what reference.c wrote; its distance is the rows' wrong")
     add("--deadline", type=number(1), default=600, help="seconds for everything (600)")
@@ -721,6 +793,8 @@ def main(words):
     options = parse(words)
     try:
         tensors = tensors_of(options)
+        if options.append and (options.table or "d=" not in options.model):
+            raise BadInput("--append needs --model gpt:d=N,...")
         place = launched(options)
         if options.list:
             print("\n".join(tensor.line() for tensor in tensors))

@@ -76,13 +76,19 @@ refuses 'a comma in the links' --links a,b
 refuses 'a half world' --world 2.5
 
 # ---- plots ----
+call --world 2 --strategy matrix,zero1 # a second world, for curves
 GNUPLOT=$work/none scripts/plot.sh "$rows" "$work/plots" >"$work/out" 2>&1
 check 'without gnuplot: SKIP' "$?$(grep -c '^SKIP plots' "$work/out")" 01
 scripts/plot.sh "$work/none" >"$work/out" 2>&1
 check 'rows that are not there: status' $? 2
 if command -v "${GNUPLOT:-gnuplot}" >/dev/null 2>&1; then
   scripts/plot.sh "$rows" "$work/plots" >"$work/out" 2>"$work/err"
-  check 'bars: drawn' "$?$(grep -c '</svg>' "$work/plots/strategies-bars-gpt-64.svg")" 01
+  check 'plots: status' $? 0
+  for plot in optimizer-bars whole-bars optimizer-scaling whole-scaling; do
+    links=${plot#*-}
+    [ "$links" = bars ] && links='' || links=-threads
+    check "$plot: drawn" "$(grep -c '</svg>' "$work/plots/strategies-$plot-gpt-64$links.svg")" 1
+  done
 else
   echo 'skip bench_strategies: plots (no gnuplot)'
 fi

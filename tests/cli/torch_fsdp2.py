@@ -157,6 +157,44 @@ check(
 )
 check("one figure", torch_fsdp2.summary([2e-3]) == (2, 2, 2))
 
+# ---- rows of the strategies benchmark ----
+
+beside = {"case": "gpt-64, mpi, 2 ranks, matrix, run 3", "model": "gpt-64"}
+write(
+    "strategies",
+    "".join(
+        json.dumps({**beside, "metric": metric, "value": value}) + "\n"
+        for metric, value in (("optimizer step", 5.0), ("materialize", 2.0), ("reduce", 1.0))
+    )
+    + "cut o",
+)
+mine = torch_fsdp2.parse(
+    ["--model", "gpt:layers=1,d=64", "--append", path("strategies"), "--run", "3"]
+)
+figures = (("optimizer step", 50.0), ("step without optimizer", 10.0), ("whole step", 60.0))
+rows = [torch_fsdp2.row(mine, 2, metric, value, "ms", "torch 0", 0) for metric, value in figures]
+rows.append(torch_fsdp2.row(mine, 2, "resident, fullest rank", 1.5, "MB", "torch 0", 0))
+torch_fsdp2.append(mine, rows, 2)
+with open(path("strategies"), encoding="utf-8") as file:
+    lines = [json.loads(line) for line in file if line.startswith("{") and "torch" in line]
+check(
+    "--append: the metrics that both have",
+    [(r["metric"], r["value"], r["unit"], r["ratio_to_peer"]) for r in lines]
+    == [
+        ("optimizer step", 50.0, "ms", 0.1),
+        ("step without optimizer", 10.0, "ms", 0.5),
+        ("resident", 1.5e6, "B", None),
+    ],
+    lines,
+)
+check(
+    "--append: their case",
+    {r["case"] for r in lines} == {"gpt-64, mpi, 2 ranks, torch-fsdp2, run 3"},
+    lines,
+)
+got = run("--append", path("strategies"), "--table", table)
+check("--append: not with a table", (got.returncode, got.stderr.count("\n")) == (2, 1), got)
+
 # ---- with it ----
 
 
