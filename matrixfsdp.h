@@ -27,6 +27,7 @@
  *
  *   mfsdp/host/backend_host.h       C loops, or any CBLAS through mfsdp/host/math_cblas.h; any LAPACKE
  *                                   through math_lapacke.h, for Shampoo and SOAP
+ *   mfsdp/host/newton_schulz_host.h newton_schulz.h in one call, without a backend; needs -lm alone
  *   mfsdp/host/transport_threads.h  ranks are threads of this process; threads_run.h starts them
  *   mfsdp/posix/io_posix.h          files, for checkpoints; background_posix.h: a thread for their saves
  *

@@ -22,7 +22,8 @@
  *   newton_schulz/iterate.h        the forms
  *   mfsdp_newton_schulz, mfsdp_newton_schulz_batch     below
  *
- * Does not: know ranks, allocate, or wait. It runs on the whole matrix: orthogonalizing a slice is
+ * Does not: know ranks, allocate, or wait (on the host host/newton_schulz_host.h does the last two for
+ * whoever has no backend). It runs on the whole matrix: orthogonalizing a slice is
  * another computation, and plan.h refuses to plan it by accident.
  * Link flags: -lm.
  */
@@ -44,25 +45,32 @@ MFSDP_API int mfsdp__ns_extent(int64_t count, int64_t stride, int64_t batch_coun
          mfsdp_elements_nbytes(elements, MFSDP_F32, out);
 }
 
-/* E_ARGUMENT: something is missing, too small or not aligned. */
-MFSDP_API mfsdp_status mfsdp__ns_check_memory(mfsdp_context *context, const float *in,
-                                              const float *out, const void *workspace, size_t given,
-                                              size_t needed) {
-  if (in == NULL || out == NULL || workspace == NULL)
+/* E_ARGUMENT, E_OVERFLOW; nbytes: what in and out span. */
+MFSDP_API mfsdp_status mfsdp__ns_check_matrices(mfsdp_context *context, int64_t count,
+                                                int64_t batch_count, const float *in,
+                                                int64_t in_stride, const float *out,
+                                                int64_t out_stride, size_t nbytes[2]) {
+  nbytes[0] = nbytes[1] = 0;
+  if (in == NULL || out == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: %s is NULL",
-                      in == NULL    ? "in"
-                      : out == NULL ? "out"
-                                    : "workspace");
-  if (given < needed)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: the workspace has %zu bytes, needs %zu", given, needed);
-  if ((uintptr_t)workspace % MFSDP_ALIGN_NBYTES != 0)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: the workspace is not aligned to %d bytes",
-                      MFSDP_ALIGN_NBYTES);
+                      in == NULL ? "in" : "out");
   if ((uintptr_t)in % sizeof(float) != 0 || (uintptr_t)out % sizeof(float) != 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: %s is not aligned to its floats",
                       (uintptr_t)in % sizeof(float) != 0 ? "in" : "out");
+  if (batch_count > 1 && (in_stride < count || out_stride < count))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "newton_schulz: the strides are %lld and %lld, need at least a matrix's %lld "
+                      "elements",
+                      (long long)in_stride, (long long)out_stride, (long long)count);
+  if (!mfsdp__ns_extent(count, in_stride, batch_count, &nbytes[0]) ||
+      !mfsdp__ns_extent(count, out_stride, batch_count, &nbytes[1]))
+    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
+                      "newton_schulz: %lld matrices with strides of %lld and %lld overflow size_t",
+                      (long long)batch_count, (long long)in_stride, (long long)out_stride);
+  if (!(in == out && (batch_count == 1 || in_stride == out_stride)) &&
+      !mfsdp_ranges_apart(in, nbytes[0], out, nbytes[1]))
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "newton_schulz: in and out overlap; they must be equal or apart");
   return MFSDP_OK;
 }
 
@@ -70,24 +78,20 @@ MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count
                                            int64_t batch_count, const float *in, int64_t in_stride,
                                            const float *out, int64_t out_stride,
                                            const void *workspace, size_t given, size_t needed) {
-  size_t in_nbytes, out_nbytes;
-  MFSDP_TRY(mfsdp__ns_check_memory(context, in, out, workspace, given, needed));
-  if (batch_count > 1 && (in_stride < count || out_stride < count))
+  size_t nbytes[2];
+  MFSDP_TRY(mfsdp__ns_check_matrices(context, count, batch_count, in, in_stride, out, out_stride,
+                                     nbytes));
+  if (workspace == NULL)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: workspace is NULL");
+  if (given < needed)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: the strides are %lld and %lld, need at least a matrix's %lld "
-                      "elements",
-                      (long long)in_stride, (long long)out_stride, (long long)count);
-  if (!mfsdp__ns_extent(count, in_stride, batch_count, &in_nbytes) ||
-      !mfsdp__ns_extent(count, out_stride, batch_count, &out_nbytes))
-    return MFSDP_FAIL(context, MFSDP_E_OVERFLOW,
-                      "newton_schulz: %lld matrices with strides of %lld and %lld overflow size_t",
-                      (long long)batch_count, (long long)in_stride, (long long)out_stride);
-  if (!(in == out && (batch_count == 1 || in_stride == out_stride)) &&
-      !mfsdp_ranges_apart(in, in_nbytes, out, out_nbytes))
+                      "newton_schulz: the workspace has %zu bytes, needs %zu", given, needed);
+  if ((uintptr_t)workspace % MFSDP_ALIGN_NBYTES != 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "newton_schulz: in and out overlap; they must be equal or apart");
-  if (!mfsdp_ranges_apart(in, in_nbytes, workspace, needed) ||
-      !mfsdp_ranges_apart(out, out_nbytes, workspace, needed))
+                      "newton_schulz: the workspace is not aligned to %d bytes",
+                      MFSDP_ALIGN_NBYTES);
+  if (!mfsdp_ranges_apart(in, nbytes[0], workspace, needed) ||
+      !mfsdp_ranges_apart(out, nbytes[1], workspace, needed))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "newton_schulz: the workspace overlaps in or out");
   return MFSDP_OK;
 }

@@ -31,6 +31,7 @@ END
   cat <<'END'
 #include "matrixfsdp.h"
 #include "mfsdp/host/backend_host.h"
+#include "mfsdp/host/newton_schulz_host.h"
 #include "mfsdp/host/threads_run.h"
 #include "mfsdp/host/transport_threads.h"
 #include "mfsdp/posix/background_posix.h"

@@ -53,8 +53,8 @@ given() {
     parameters='mfsdp_context context, mfsdp_plan *plan, const char *(*algorithm_of)(void *, int32_t), void (*print_line)(void *, const char *)'
     ;;
   *mfsdp_newton_schulz*)
-    header=mfsdp/newton_schulz.h
-    parameters='mfsdp_context context, const mfsdp_backend *backend, mfsdp_queue *queue, int64_t rows, int64_t cols, const float *g, float *update, void *workspace, size_t nbytes'
+    header=mfsdp/host/newton_schulz_host.h
+    parameters='mfsdp_context context, int64_t rows, int64_t cols, const float *g, float *update'
     ;;
   *mfsdp_gather*)
     header=mfsdp/collective.h

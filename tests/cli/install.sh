@@ -78,6 +78,31 @@ check 'nothing is left to fill in' "$(grep -rl '@[A-Z]*@' "$prefix/share")" ''
 check 'files are for all to read' "$(find "$prefix" -type f ! -perm 644)" ''
 build 'a bare compiler line' matrixfsdp.h "-I$prefix/include $math" '-lm'
 
+# ---- a piece of it, from a copy of mfsdp/: one include and at most one link flag, no POSIX, no threads ----
+mkdir "$work/bare"
+cp -R mfsdp "$work/bare"
+build 'the planner alone' mfsdp/plan.h "-I$work/bare $math" ''
+cat >"$work/bare/main.c" <<'END'
+#include "mfsdp/host/newton_schulz_host.h"
+int main(void) {
+  const mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();
+  const float g[6] = {3, 0, 0, 0, -2, 0};
+  float out[6];
+  mfsdp_status status = mfsdp_host_newton_schulz(NULL, NULL, &ns, 2, 3, g, out, NULL, 0);
+  int near = out[0] > 0.68f && out[0] < 1.14f && out[4] < -0.68f && out[4] > -1.14f;
+  printf("%s %d\n", mfsdp_status_name(status), near);
+  return 0;
+}
+END
+cp "$work/bare/main.c" "$work/bare/main.cpp"
+for compiler in "$CC -std=c11" "$CXX -std=c++11"; do
+  suffix=c
+  [ "$compiler" = "$CC -std=c11" ] || suffix=cpp
+  # shellcheck disable=SC2086 # words of a command
+  run "Newton-Schulz alone, $compiler" $compiler $math -I"$work/bare" "$work/bare/main.$suffix" -lm -o "$work/a.out"
+  check "its result, $compiler" "$("$work/a.out") $(nm -u "$work/a.out" | grep -c pthread)" 'MFSDP_OK 1 0'
+done
+
 run 'DESTDIR stands before the prefix' make -s install PREFIX=/opt/mfsdp DESTDIR="$work/stage"
 check 'and in no file' "$(grep -rl "$work" "$work/stage")" ''
 touch "$work/stage/opt/mfsdp/include/mfsdp/gone.h"
