@@ -13,8 +13,9 @@
  *   exposed optimizer  of the overlapped step: from the end of the last reduction to the end; also
  *                      with step_in_backward
  *   bytes              of one step by class, all ranks together (payload)
- *   resident, held     of the fullest rank: between steps; all that the runtime holds (predicted:
- *                      mfsdp_runtime_memory)
+ *   resident, held     of the fullest rank: between steps (predicted: the bound of plans of whole
+ *                      matrices); all that the runtime holds (predicted: mfsdp_runtime_memory), also
+ *                      with worker queues, and with the step in backward
  *   peak RSS           of processes: over what the process had before the runtime was made
  * The peer is strategy `matrix` of the same model, links, world and run; the limit column is the
  * prediction of simulate.h with constants measured by the same ranks just before. `wrong`: 0 if all
@@ -38,7 +39,7 @@ enum { MOST_WORLDS = 16, MOST_NAMES = 16 };
 
 typedef struct settings {
   bench_options bench;
-  int use_mpi, run, missing, tradeoffs, alone;
+  int use_mpi, run, missing, tradeoffs, alone, no_whole;
   int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank, collective;
   const strat_model *models[MOST_NAMES];
   int32_t strategies[MOST_NAMES];
@@ -138,7 +139,7 @@ static void add_alone(const settings *set, const strat_load *load, strat_rows *r
   add(rows, key, "optimizer bytes", "B", r->sent[MFSDP_TRAFFIC_OPTIMIZER_MATRIX],
       p->optimizer_nbytes);
   add(rows, key, "verdict bytes", "B", r->sent[MFSDP_TRAFFIC_SCALAR], none);
-  add(rows, key, "resident", "B", r->resident, none);
+  add(rows, key, "resident", "B", r->resident, r->resident_bound);
   add(rows, key, "held", "B", r->held, r->predicted_held);
   add(rows, key, "peak RSS", "B", r->rss, r->predicted_held);
 }
@@ -156,7 +157,7 @@ static int run_variant(const settings *set, strat_load *load, const strat_key *k
 
 static void run_strategy(const settings *set, strat_load *load, const strat_key *key,
                          const strat_prediction *p, strat_rows *rows) {
-  const int writes = set->mpi_rank == 0, whole = load->model->whole;
+  const int writes = set->mpi_rank == 0, whole = load->whole;
   const double none = (double)NAN;
   strat_result r;
   if (!run_variant(set, load, key, STRAT_STEP_ALONE, &r)) return;
@@ -173,13 +174,17 @@ static void run_strategy(const settings *set, strat_load *load, const strat_key 
     if (run_variant(set, load, key, STRAT_QUEUES, &r) && writes) {
       if (whole) add_time(rows, key, "overlapped step", &r, STRAT_STEP, p->overlapped_s, -1, 0);
       add_time(rows, key, "exposed optimizer", &r, STRAT_EXPOSED, none, -1, 0);
+      add(rows, key, "held, overlapped", "B", r.held, r.predicted_held);
     }
     if (run_variant(set, load, key, STRAT_IN_BACKWARD, &r) && writes) {
       if (whole) add_time(rows, key, "overlapped step, in backward", &r, STRAT_STEP, none, -1, 0);
       add_time(rows, key, "exposed optimizer, in backward", &r, STRAT_EXPOSED, none, -1, 0);
+      add(rows, key, "held, in backward", "B", r.held, r.predicted_held);
     }
   }
-  if (writes) strat_rows_commit(rows);
+  if (!writes) return;
+  strat_rows_finish(rows, key, set->alone, whole, set->seconds);
+  strat_rows_commit(rows);
 }
 
 /* ---- all of a model on a world ---- */
@@ -190,7 +195,7 @@ static int has_missing(const settings *set, const strat_rows *rows, const strat_
   for (int i = 0; i < set->strategy_count; ++i) {
     const gpt_strategy *strategy = gpt_strategy_at(set->strategies[i]);
     const strat_key key = key_of(set, model, world, row_name(set, strategy->name, name));
-    if (!strat_rows_have(rows, &key)) return 1;
+    if (!strat_rows_finished(rows, &key, set->alone, model->trains && !set->no_whole)) return 1;
   }
   return 0;
 }
@@ -219,6 +224,7 @@ static void run_model(const settings *set, const strat_model *model, int32_t wor
   char name[ROW_NAME_NBYTES];
   if (!has_missing(set, rows, model, world)) return;
   strat_load_create(&load, model, world);
+  load.whole = model->trains && !set->no_whole;
   load.job.processes = set->use_mpi;
   load.job.process_rank = set->mpi_rank;
   load.job.options.collective = set->collective;
@@ -228,7 +234,7 @@ static void run_model(const settings *set, const strat_model *model, int32_t wor
     const gpt_strategy *strategy = gpt_strategy_at(set->strategies[i]);
     const strat_key key = key_of(set, model, world, row_name(set, strategy->name, name));
     strat_prediction prediction;
-    if (strat_rows_have(rows, &key)) continue;
+    if (strat_rows_finished(rows, &key, set->alone, load.whole)) continue;
     strat_predict(&load, &machine, set->strategies[i], &prediction);
     load.job.options.strategy = set->strategies[i];
     run_strategy(set, &load, &key, &prediction, rows);
@@ -394,19 +400,27 @@ static const char about[] =
     "of\n"
     "                    an A100 at 25 GB/s\n"
     "  --alone           no steps with worker queues: nothing exposed or overlapped\n"
+    "  --no-whole        no steps with forward and backward, and no materialize\n"
     "  --tradeoffs       one table: prefetch, keeping, algorithm, step_in_backward";
+
+/* Of an option without a value; NULL for others. */
+static int *flag_of(settings *set, const char *name) {
+  if (strcmp(name, "--missing") == 0) return &set->missing;
+  if (strcmp(name, "--tradeoffs") == 0) return &set->tradeoffs;
+  if (strcmp(name, "--alone") == 0) return &set->alone;
+  return strcmp(name, "--no-whole") == 0 ? &set->no_whole : NULL;
+}
 
 /* Takes this program's options out of argv. 0, or 2 after a message. */
 static int take_options(settings *set, int *argc, char **argv) {
   int kept = 1;
   for (int i = 1; i < *argc; ++i) {
-    int taken;
-    if (strcmp(argv[i], "--missing") == 0 || strcmp(argv[i], "--tradeoffs") == 0 ||
-        strcmp(argv[i], "--alone") == 0) {
-      *(argv[i][2] == 'm' ? &set->missing : argv[i][2] == 't' ? &set->tradeoffs : &set->alone) = 1;
+    int *flag = flag_of(set, argv[i]);
+    if (flag != NULL) {
+      *flag = 1;
       continue;
     }
-    taken = i + 1 < *argc ? take_option(set, argv[i], argv[i + 1]) : 0;
+    const int taken = i + 1 < *argc ? take_option(set, argv[i], argv[i + 1]) : 0;
     if (taken < 0) {
       fprintf(stderr, "%s: %s %s is not known or out of range (see --help)\n", argv[0], argv[i],
               argv[i + 1]);

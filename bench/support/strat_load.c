@@ -8,8 +8,8 @@
 static const strat_model models[] = {
     {"gpt-64", "GPT of 2 blocks, width 64", NULL, 2, 64, 1},
     {"gpt-256", "GPT of 4 blocks, width 256", NULL, 4, 256, 1},
-    {"gpt-512", "shapes of a GPT of 4 blocks, width 512", NULL, 4, 512, 0},
-    {"gpt-1024", "shapes of a GPT of 2 blocks, width 1024", NULL, 2, 1024, 0},
+    {"gpt-512", "GPT of 4 blocks, width 512", NULL, 4, 512, 1},
+    {"gpt-1024", "GPT of 2 blocks, width 1024", NULL, 2, 1024, 1},
     {"gpt2-124m", "shapes of GPT-2 124M's 12 blocks", "gpt2-124m", 12, 0, 0},
     {"gpt2-1.5b", "shapes of 2 blocks of GPT-2 1.5B", "gpt2-1.5b", 2, 0, 0},
     {"llama3-8b", "shapes of 1 block of Llama 3 8B", "llama3-8b", 1, 0, 0},
@@ -50,6 +50,7 @@ void strat_load_create(strat_load *load, const strat_model *model, int32_t world
   bench_shape shape = {model->name, 64, 1, 128, 2};
   memset(load, 0, sizeof *load);
   load->model = model;
+  load->whole = model->trains;
   if (model->built_in == NULL) {
     shape.dim = model->dim;
     shape.layers = model->layers;

@@ -24,7 +24,7 @@ typedef struct strat_model {
   const char *name, *what; /* on the command line and in rows; in words */
   const char *built_in;    /* of plan/models.h; NULL: the example's GPT */
   int64_t layers, dim;     /* dim: of the GPT */
-  int whole;               /* 1: whole steps are measured too, with forward and backward */
+  int trains;              /* 1: it has a forward and a backward */
 } strat_model;
 
 /* NULL past the last, or for an unknown name. */
@@ -36,6 +36,7 @@ typedef struct strat_load {
   gpt_job job;
   plan_params params; /* of a built-in model: what job.table points to */
   int64_t elements;   /* of all parameters */
+  int whole;          /* 1: whole steps are measured too; those of models that train */
 } strat_load;
 
 /* Strategy matrix, planner balanced, no clipping: set what is to differ afterwards. Prints and

@@ -2,6 +2,7 @@
 #include "strat_rank.h"
 
 #include "bench.h"
+#include "overhead.h"
 #include "strat_links.h"
 
 #include <math.h>
@@ -170,7 +171,7 @@ static double step_alone(lane *l) {
 }
 
 static double free_step(lane *l) {
-  const sample s = counted_step(l, l->load->model->whole, 0);
+  const sample s = counted_step(l, l->load->whole, 0);
   const double reduced = 1e-6 * (double)__atomic_load_n(&l->last_reduce_us, __ATOMIC_RELAXED);
   const double seconds = span(l, s.step_start, s.end);
   keep(l, STRAT_STEP, seconds);
@@ -245,6 +246,9 @@ static void note_memory(lane *l) {
   l->result->resident = strat_largest(&l->rank, booked(l->rank.context.current_nbytes, 0));
   l->result->held =
       strat_largest(&l->rank, booked(l->rank.context.current_nbytes, 1) - l->booked_before);
+  l->result->resident_bound = (double)NAN;
+  if (mfsdp_plan_residency(l->rank.plan) == MFSDP_RESIDENCY_SHARDED)
+    l->result->resident_bound = (double)bench_resident_bound(&l->rank);
   l->result->rss = isnan(rss) ? rss : strat_largest(&l->rank, rss);
 }
 
@@ -306,6 +310,7 @@ static void measure(lane *l) {
   l->rank.context.desc.trace = trace;
   l->rank.context.desc.user = l;
   if (l->variant != STRAT_STEP_ALONE) {
+    settle(l); /* parameters that stay are gathered once, which is no part of a step */
     repeat(l, free_step, steps, 2, NULL);
     note_traffic(l);
     note_memory(l);
@@ -313,7 +318,7 @@ static void measure(lane *l) {
   }
   repeat(l, step_alone, alone, 3, note_checksum);
   note_traffic(l);
-  if (l->load->model->whole) repeat(l, materialize, gathers, 1, NULL);
+  if (l->load->whole) repeat(l, materialize, gathers, 1, NULL);
   note_memory(l);
 }
 
@@ -335,7 +340,7 @@ static mfsdp_status check_memory(lane *l) {
 
 static mfsdp_status create(lane *l, int32_t index) {
   const gpt_job *job = &l->load->job;
-  if (l->variant != STRAT_STEP_ALONE && l->load->model->whole) {
+  if (l->variant != STRAT_STEP_ALONE && l->load->whole) {
     MFSDP_TRY(gpt_rank_create(&l->rank, job, index));
     return check_memory(l); /* for what it notes: these models are small */
   }

@@ -9,8 +9,8 @@
  * rank's start to the last one's end.
  *
  *   STRAT_STEP_ALONE   gradients are made up, queues in place, ranks meet before every reduction:
- *                      reduce, verdict and optimizer, bytes and memory, and the checksum. Where the
- *                      load trains: materialize, one gather of every unit.
+ *                      reduce, verdict and optimizer, bytes and memory, and the checksum. With
+ *                      load.whole: materialize, one gather of every unit.
  *   STRAT_WHOLE        whole steps with the model, queues in place
  *   STRAT_QUEUES       worker queues, one unit ahead and behind, nobody waits for anybody: whole
  *                      steps where the load trains, otherwise made-up gradients
@@ -57,6 +57,7 @@ typedef struct strat_result {
   int count[STRAT_TIMES];
   double sent[MFSDP_TRAFFIC_CLASS_COUNT]; /* payload bytes of one step, all ranks together */
   double resident, held; /* bytes of the fullest rank: between steps; all that the runtime holds */
+  double resident_bound; /* below which no plan of whole matrices is proven; NAN unless SHARDED */
   double predicted_held; /* mfsdp_runtime_memory's, of the fullest rank */
   double rss;            /* of processes: the most of a rank over what it had before; else NAN */
   uint64_t checksum;     /* of all parameters after two steps */

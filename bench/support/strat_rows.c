@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { CASE_NBYTES = 160, LINE_NBYTES = 1024 };
@@ -59,9 +60,12 @@ static const char *member(const char *at, const char *name) {
 /* ---- the file ---- */
 
 void strat_rows_open(strat_rows *rows, const char *path, bench_report *report) {
+  const time_t now = time(NULL);
   char line[LINE_NBYTES * 2];
   FILE *file;
+  struct tm utc;
   memset(rows, 0, sizeof *rows);
+  if (gmtime_r(&now, &utc) != NULL) (void)strftime(rows->date, sizeof rows->date, "%Y-%m-%d", &utc);
   rows->path = path;
   rows->report = report;
   append(rows, "");
@@ -79,6 +83,24 @@ void strat_rows_open(strat_rows *rows, const char *path, bench_report *report) {
 
 int strat_rows_have(const strat_rows *rows, const strat_key *key) {
   return find(rows, key, NULL) != NULL;
+}
+
+int strat_rows_finished(const strat_rows *rows, const strat_key *key, int alone, int whole) {
+  const char *at = find(rows, key, "finished");
+  const char *had_queues = member(at, "queues"), *had_whole = member(at, "whole");
+  if (had_queues == NULL || had_whole == NULL) return 0;
+  return (alone || *had_queues == '1') && (!whole || *had_whole == '1');
+}
+
+void strat_rows_finish(strat_rows *rows, const strat_key *key, int alone, int whole,
+                       double seconds) {
+  char line[LINE_NBYTES], name[CASE_NBYTES];
+  case_of(key, name);
+  (void)snprintf(line, sizeof line,
+                 "{\"bench\":\"strategies\",\"case\":\"%s\",\"metric\":\"finished\",\"queues\":%d,"
+                 "\"whole\":%d,\"seconds\":%.9g,\"date\":\"%s\"}\n",
+                 name, !alone, whole, seconds, rows->date);
+  append(rows, line);
 }
 
 double strat_rows_value(const strat_rows *rows, const strat_key *key, const char *metric) {
@@ -137,9 +159,9 @@ static void write_line(strat_rows *rows, const strat_key *key, const strat_row *
   number(line, &used, "wrong", row->wrong < 0 ? (double)NAN : (double)row->wrong);
   used += (size_t)snprintf(line + used, sizeof line - used,
                            ",\"model\":\"%s\",\"links\":\"%s\",\"world\":%d,\"strategy\":\"%s\","
-                           "\"run\":%d,\"repeats\":%d",
+                           "\"run\":%d,\"repeats\":%d,\"date\":\"%s\"",
                            key->model, key->links, (int)key->world, key->strategy, key->run,
-                           row->repeats);
+                           row->repeats, rows->date);
   number(line, &used, "min", row->stats.min);
   number(line, &used, "p99", row->stats.p99);
   number(line, &used, "predicted", row->predicted);

@@ -7,12 +7,13 @@
  *   strat_rows rows;
  *   strat_rows_open(&rows, path);
  *   strat_key key = {"gpt-256", "threads", "zero1", 4, 1};
- *   if (!strat_rows_have(&rows, &key)) { ... strat_rows_add(&rows, &key, &row); ...
+ *   if (!strat_rows_finished(&rows, &key, 0, 1)) { ... strat_rows_add(&rows, &key, &row); ...
+ *     strat_rows_finish(&rows, &key, 0, 1, 5.0);
  *     strat_rows_commit(&rows); }                           // all of a key at once
  *   strat_rows_close(&rows);
  *
  * Keys of a line: those of every benchmark, and model, links, world, strategy, run; min, p99 and
- * repeats (value is the median); predicted and error (measured over predicted, less 1); checksum.
+ * repeats (value is the median); date; predicted and error (measured over predicted, less 1); checksum.
  */
 #ifndef MFSDP_BENCH_STRAT_ROWS_H
 #define MFSDP_BENCH_STRAT_ROWS_H
@@ -39,6 +40,7 @@ typedef struct strat_row {
 } strat_row;
 
 typedef struct strat_rows {
+  char date[16];    /* of this call */
   const char *path; /* NULL: nothing is kept */
   char *text;       /* of the file, and what was added */
   size_t length, room;
@@ -50,6 +52,12 @@ typedef struct strat_rows {
  * exits where a file cannot be read or written. */
 void strat_rows_open(strat_rows *rows, const char *path, bench_report *report);
 int strat_rows_have(const strat_rows *rows, const strat_key *key);
+/* The last line of a key says what was measured: its rows count only if it is there (a file may end
+ * anywhere), and if nothing is asked that was left out. alone: 1: without worker queues; whole: 1: with
+ * whole steps; seconds: that repeats were given. */
+void strat_rows_finish(strat_rows *rows, const strat_key *key, int alone, int whole,
+                       double seconds);
+int strat_rows_finished(const strat_rows *rows, const strat_key *key, int alone, int whole);
 /* The value of a metric; NAN if it is not there. */
 double strat_rows_value(const strat_rows *rows, const strat_key *key, const char *metric);
 /* That of the optimizer step; 0 if it is not there. */

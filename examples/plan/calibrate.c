@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "calibrate.h"
 
+#include "mfsdp/cost.h"
 #include "mfsdp/host/transport_threads.h"
 #include "mfsdp/newton_schulz.h"
 #if MFSDP_EXAMPLE_CBLAS
@@ -87,28 +88,35 @@ static mfsdp_status stream(prober *p, double *nbytes) {
   return MFSDP_OK;
 }
 
-/* `work` of a square Newton-Schulz of 5 steps: its FLOPs as cost.h counts them. */
-static mfsdp_status orthogonalize(prober *p, int64_t side, double *flops) {
+/* Five Newton-Schulz steps on a rows x cols matrix: adds its FLOPs as cost.h counts them. */
+static mfsdp_status orthogonalize(prober *p, int64_t rows, int64_t cols, double *flops) {
   const mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();
-  float *in = (float *)p->memory.data, *out = in + side * side, *scratch = out + side * side;
+  float *in = (float *)p->memory.data, *out = in + rows * cols, *scratch = out + rows * cols;
   size_t nbytes = 0;
-  MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(p->probe->context, &ns, side, side, &nbytes));
-  if (nbytes > p->memory.nbytes - 2 * (size_t)(side * side) * sizeof(float))
+  int64_t counted;
+  MFSDP_TRY(mfsdp_newton_schulz_workspace_nbytes(p->probe->context, &ns, rows, cols, &nbytes));
+  if (nbytes > p->memory.nbytes - 2 * (size_t)(rows * cols) * sizeof(float) ||
+      !mfsdp_cost_newton_schulz_flops(rows, cols, ns.step_count, &counted))
     return MFSDP_FAIL(p->probe->context, MFSDP_E_MEMORY, "calibrate: %zu bytes for Newton-Schulz",
                       nbytes);
-  MFSDP_TRY(mfsdp_newton_schulz(p->probe->context, p->probe->backend, p->queue, &ns, side, side, in,
+  MFSDP_TRY(mfsdp_newton_schulz(p->probe->context, p->probe->backend, p->queue, &ns, rows, cols, in,
                                 out, scratch, nbytes));
-  *flops = 2.0 * ns.step_count * 3.0 * (double)side * (double)side * (double)side;
+  *flops += (double)counted;
   return MFSDP_OK;
 }
 
-static mfsdp_status orthogonalize_large(prober *p, double *flops) {
-  return orthogonalize(p, SIDE, flops);
+/* The matrices of half a transformer's block: long ones take another form than square ones, and
+ * fewer FLOPs than are counted. */
+static mfsdp_status orthogonalize_block(prober *p, double *flops) {
+  *flops = 0.0;
+  MFSDP_TRY(orthogonalize(p, SIDE, SIDE, flops));
+  MFSDP_TRY(orthogonalize(p, SIDE, SIDE, flops));
+  return orthogonalize(p, 4 * SIDE, SIDE, flops);
 }
 
 /* One matrix. */
 static mfsdp_status orthogonalize_small(prober *p, double *matrices) {
-  MFSDP_TRY(orthogonalize(p, SMALL, matrices));
+  MFSDP_TRY(orthogonalize(p, SMALL, SMALL, matrices));
   *matrices = 1.0;
   return MFSDP_OK;
 }
@@ -241,7 +249,7 @@ static mfsdp_status measure(prober *p, plan_calibration *out) {
     values[i] = (float)(i * 7 % 23) * 0.01f;
   *c = mfsdp_cluster_default();
   MFSDP_TRY(rate_of(p, multiply, &c->flops_per_s));
-  MFSDP_TRY(rate_of(p, orthogonalize_large, &out->newton_schulz_flops_per_s));
+  MFSDP_TRY(rate_of(p, orthogonalize_block, &out->newton_schulz_flops_per_s));
   MFSDP_TRY(rate_of(p, orthogonalize_small, &matrices_per_s));
   MFSDP_TRY(settle(p));
   c->matrix_us = 1e6 / matrices_per_s;
@@ -408,8 +416,10 @@ int plan_calibrate_mpi(int32_t *ranks, int32_t *rank, plan_calibration *out, pla
     return plan_fail(error, "--transport mpi: MPI did not start; run the program with mpirun");
   if (member_open(&m) != MFSDP_OK ||
       mfsdp_mpi_world_wrap(&m.context, MPI_COMM_WORLD, &desc, &world) != MFSDP_OK) {
-    (void)plan_fail(error, "--calibrate: %s", mfsdp_context_error(&m.context)->message);
-    (void)MPI_Abort(MPI_COMM_WORLD, PLAN_USAGE_ERROR);
+    status = plan_fail(error, "--calibrate: %s", mfsdp_context_error(&m.context)->message);
+    fprintf(stderr, "mfsdp-plan: %s\n", error->text);
+    (void)MPI_Abort(MPI_COMM_WORLD, status);
+    return status; /* MPI may come back */
   }
   *ranks = world->world;
   *rank = world->rank;

@@ -39,6 +39,22 @@ for strategy in matrix gather alltoall zero1 replicated hybrid; do
     "$(sed -n "/\"metric\":\"held\".*\"strategy\":\"$strategy\"/s/.*\"error\":\([-0-9.e]*\).*/\1/p" "$rows")" 0
 done
 
+# What stays is gathered before steps are: with one repeat too, no step has a materialize.
+for strategy in zero1 replicated; do
+  check "$strategy: its steps gather nothing" \
+    "$(sed -n "/\"materialize bytes\".*\"strategy\":\"$strategy\"/s/.*\"value\":\([0-9]*\).*/\1/p" "$rows")" 0
+done
+
+# Rows without their last line, or with less than what is asked, are no answer.
+grep -v '"finished"' "$rows" >"$work/cut.jsonl"
+check 'rows without their end are missing' "$(missing --strategy matrix --append "$work/cut.jsonl")" 0
+call --append "$work/less.jsonl" --strategy matrix --alone --no-whole
+check 'less: status' $? 0
+check 'less: no whole step' "$(grep -c 'whole step\|overlapped\|exposed' "$work/less.jsonl")" 0
+check 'less is enough where less is asked' "$(missing --strategy matrix --alone --no-whole --append "$work/less.jsonl")" 3
+check 'whole steps are missing then' "$(missing --strategy matrix --alone --append "$work/less.jsonl")" 0
+check 'worker queues are missing then' "$(missing --strategy matrix --no-whole --append "$work/less.jsonl")" 0
+
 # Other collectives are rows of their own; their sums have the bits of `matrix` by the same ones.
 ring() { call --strategy matrix,zero1,alltoall --collective ring "$@"; }
 check 'RING: rows of its own' "$(ring --missing; echo $?)" 0
