@@ -92,7 +92,7 @@ CLI_TESTS := $(filter %/mpi.sh,$(CLI_TESTS)) $(filter-out %/mpi.sh,$(CLI_TESTS))
 
 # ---- which sets this run needs: only these are probed ----
 GOALS := $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
-PLAIN_GOALS := help clean format headers test-headers test-dag test-symbols test-rules test-fuzz install uninstall dist docs tidy
+PLAIN_GOALS := help clean format headers test-headers test-dag test-symbols test-rules test-fuzz install uninstall dist docs tidy analyze
 asan_GOALS := $(filter test-asan build/asan/%,$(GOALS))
 tsan_GOALS := $(filter test-tsan build/tsan/%,$(GOALS))
 release_GOALS := $(filter-out $(PLAIN_GOALS) $(asan_GOALS) $(tsan_GOALS),$(GOALS))
@@ -128,7 +128,7 @@ $(foreach s,$(SETS),$(eval $(call set_rules,$s)))
 
 # ---- targets ----
 .PHONY: FORCE examples examples-cuda demo demo-mpi demo-optimizers test test-unit test-cli test-asan test-tsan test-headers headers test-dag test-symbols \
-        test-rules test-fuzz info help format docs tidy clean $(BENCHES:%=bench-%)
+        test-rules test-fuzz info help format docs tidy analyze clean $(BENCHES:%=bench-%)
 
 # What an MPI is needed for ends in _mpi.
 examples: $(patsubst %,build/examples/%,$(filter-out $(if $(filter 1,$(release_MPI)),,%_mpi),$(EXAMPLES))) ## builds examples/*.c as build/examples/<name>
@@ -215,6 +215,9 @@ docs: ## reference pages of the headers in build/docs/html; needs doxygen
 
 tidy: ## clang-tidy and cppcheck over the headers and the small examples
 	@scripts/tidy.sh
+
+analyze: ## clang's static analyzer over headers and the code beside examples and benchmarks; minutes
+	@scripts/analyze.sh
 
 clean: ## removes build/
 	rm -rf build

@@ -10,35 +10,32 @@ for tool in clang-tidy cppcheck; do
 done
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
-flags='-std=c11 -D_POSIX_C_SOURCE=200809L -I. -Iexamples'
+. scripts/headers_lib.sh
+find_vendors || exit 1
 
 # One file with everything: parts of headers come with their whole. What needs a vendor's header comes
 # where that is found.
-mpi=$(mpicc --showme:compile 2>/dev/null || true)
-vendor() { # VENDOR HEADER
-  # shellcheck disable=SC2086
-  if echo "#include <$1>" | cc $flags $mpi -E - >/dev/null 2>&1; then echo "#include \"$2\""; fi
-}
-{
-  echo '#include "matrixfsdp.h"'
-  for header in mfsdp/posix/*.h mfsdp/host/*.h; do
-    case $header in */math_*.h) ;; *) echo "#include \"$header\"" ;; esac
-  done
-  vendor cblas.h mfsdp/host/math_cblas.h
-  vendor lapacke.h mfsdp/host/math_lapacke.h
-  vendor mpi.h mfsdp/mpi/transport_mpi.h
-  echo 'int main(void) { return 0; }'
-} >"$tmp/all.c"
+all_flags="-std=c11 $POSIX -I. -Iexamples"
+for header in matrixfsdp.h mfsdp/posix/*.h mfsdp/host/*.h mfsdp/mpi/*.h mfsdp/cuda/*.h; do
+  include_flags "$header"
+  if [ -n "$absent" ]; then
+    echo "skip $header: there is no $absent"
+    continue
+  fi
+  echo "#include \"$header\"" >>"$tmp/all.c"
+  add_flags
+done
+echo 'int main(void) { return 0; }' >>"$tmp/all.c"
 
 failed=0
 for file in "$tmp/all.c" examples/*.c; do
   case $file in examples/train_gpt.c | examples/*report.c) continue ;; esac
-  case $file in *_mpi.c) [ -n "$mpi" ] || continue ;; esac
+  case $file in *_mpi.c) [ -n "$MPI_INC" ] || continue ;; esac
   # shellcheck disable=SC2086
-  clang-tidy --quiet --config-file=.clang-tidy "$file" -- $flags $mpi >"$tmp/log" 2>&1 || { failed=1; grep -v 'warnings generated' "$tmp/log"; }
+  clang-tidy --quiet --config-file=.clang-tidy "$file" -- $all_flags >"$tmp/log" 2>&1 || { failed=1; grep -v 'warnings generated' "$tmp/log"; }
 done
 # cppcheck reads no system headers: what they would define is given.
 cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr --error-exitcode=1 -I. -D_POSIX_C_SOURCE=200809L \
-  -D__GNUC__=12 -D_POSIX_VERSION=200809L -DMPI_VERSION=3 -DCLOCK_MONOTONIC=1 --suppress=missingIncludeSystem "$tmp/all.c" || failed=1
+  -D__GNUC__=12 -D_POSIX_VERSION=200809L -DMPI_VERSION=3 -DNCCL_VERSION_CODE=22000 -DCLOCK_MONOTONIC=1 --suppress=missingIncludeSystem "$tmp/all.c" || failed=1
 [ $failed = 0 ] && echo 'tidy: nothing found'
 exit $failed

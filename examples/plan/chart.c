@@ -50,19 +50,19 @@ static void ranges(const plan_chart *chart, axis *x, axis *y) {
 
 static void put_axes(FILE *f, const axis *x, const axis *y) {
   char word[32];
-  for (double v = ceil(x->low); v <= x->high + 1e-9; v += 1.0) {
-    const double at = position(x, v);
+  for (int power = (int)ceil(x->low); power <= x->high + 1e-9; ++power) {
+    const double at = position(x, power);
     fprintf(f, "<path d=\"M%.1f %.1fV%.1f\" stroke=\"#e8e8e8\"/>\n", at, y->to, y->from);
-    snprintf(word, sizeof word, "%.0f", exp2(v));
+    snprintf(word, sizeof word, "%.0f", exp2(power));
     text(f, at, y->from + 17, "text-anchor=\"middle\" font-size=\"11\"", word);
   }
-  for (double v = y->low; v <= y->high + 1e-9; v += 1.0) {
-    const double at = position(y, v);
+  for (int power = (int)y->low; power <= y->high + 1e-9; ++power) {
+    const double at = position(y, power);
     fprintf(f, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#d8d8d8\"/>\n", x->from, at, x->to);
-    snprintf(word, sizeof word, "%g", pow(10.0, v));
+    snprintf(word, sizeof word, "%g", pow(10.0, power));
     text(f, x->from - 7, at + 4, "text-anchor=\"end\" font-size=\"11\"", word);
-    for (int minor = 2; minor < 10 && v < y->high; ++minor) {
-      const double between = position(y, v + log10(minor));
+    for (int minor = 2; minor < 10 && power < y->high; ++minor) {
+      const double between = position(y, power + log10(minor));
       fprintf(f, "<path d=\"M%.1f %.1fH%.1f\" stroke=\"#f2f2f2\"/>\n", x->from, between, x->to);
     }
   }
