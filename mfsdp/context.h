@@ -157,6 +157,15 @@ MFSDP_API void mfsdp_memory_unbook(mfsdp_context *context, mfsdp_memory_class me
   context->total_nbytes -= nbytes;
 }
 
+/* A flag of a description: another value than 0 and 1 is a mistake (a count, a size, an enum in the
+ * wrong field, memory that nobody set). E_ARGUMENT, "<what>: <field> is ...". */
+MFSDP_API mfsdp_status mfsdp__flag_check(mfsdp_context *context, const char *what,
+                                         const char *field, int32_t value) {
+  if (value == 0 || value == 1) return MFSDP_OK;
+  return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: %s is %d, needs 0 or 1", what, field,
+                    (int)value);
+}
+
 /*
  * Host memory for the library's own tables, zeroed, aligned to MFSDP_ALIGN_NBYTES, booked under
  * MFSDP_MEMORY_TABLE. count elements of element_nbytes; *out becomes NULL for count 0.

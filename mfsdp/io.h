@@ -40,7 +40,8 @@ typedef struct mfsdp_io_ops {
   /* Also after an error the file is closed. */
   mfsdp_status (*close)(void *self, mfsdp_io_file *file, mfsdp_error *error);
   mfsdp_status (*size)(void *self, mfsdp_io_file *file, int64_t *nbytes, mfsdp_error *error);
-  /* *done: bytes moved, 1 to nbytes; of a read 0 at the end of the file; -1: interrupted before any. */
+  /* *done: bytes moved, 1 to nbytes; of a read 0 at the end of the file; -1: interrupted before any.
+   * The latter is asked again, but not for ever: see MFSDP_IO_INTERRUPTS. */
   mfsdp_status (*read_at)(void *self, mfsdp_io_file *file, int64_t offset, size_t nbytes, void *dst,
                           int64_t *done, mfsdp_error *error);
   mfsdp_status (*write_at)(void *self, mfsdp_io_file *file, int64_t offset, size_t nbytes,
@@ -110,11 +111,32 @@ MFSDP_API mfsdp_status mfsdp_io_close(mfsdp_context *context, const mfsdp_io *io
   return status != MFSDP_OK ? status : mfsdp__io_result(context, closed, &error, "close", path);
 }
 
-/* Reads exactly nbytes. E_FORMAT: the file ends before. */
+/* So many answers of "interrupted" in a row, no byte between them, are an error (E_IO). Far more than
+ * signals bring about: at a thousand a second, all during one transfer, it takes 100 seconds. */
+#define MFSDP_IO_INTERRUPTS 100000
+
+/* Counts *have on by what a transfer of `nbytes` moved. E_IO: a count that no transfer can have, or
+ * nothing but interruptions, of which *interrupts counts those since the last byte. */
+MFSDP_API mfsdp_status mfsdp__io_advance(mfsdp_context *context, const char *what, const char *path,
+                                         size_t nbytes, int64_t done, size_t *have,
+                                         int32_t *interrupts) {
+  if (done < -1 || (done > 0 && (uint64_t)done > (uint64_t)nbytes))
+    return MFSDP_FAIL(context, MFSDP_E_IO, "%s %.200s: the io table says %lld of %zu bytes", what,
+                      path, (long long)done, nbytes);
+  *interrupts = done < 0 ? *interrupts + 1 : 0;
+  if (*interrupts >= MFSDP_IO_INTERRUPTS)
+    return MFSDP_FAIL(context, MFSDP_E_IO, "%s %.200s: interrupted %d times in a row", what, path,
+                      MFSDP_IO_INTERRUPTS);
+  if (done > 0) *have += (size_t)done;
+  return MFSDP_OK;
+}
+
+/* Reads exactly nbytes. E_FORMAT: the file ends before. E_IO: the table's, or it never gets on. */
 MFSDP_API mfsdp_status mfsdp_io_read(mfsdp_context *context, const mfsdp_io *io,
                                      mfsdp_io_file *file, const char *path, int64_t offset,
                                      size_t nbytes, void *dst) {
   size_t have = 0;
+  int32_t interrupts = 0;
   while (have < nbytes) {
     mfsdp_error error = mfsdp_error_none();
     int64_t done = -1;
@@ -125,7 +147,7 @@ MFSDP_API mfsdp_status mfsdp_io_read(mfsdp_context *context, const mfsdp_io *io,
     if (done == 0)
       return MFSDP_FAIL(context, MFSDP_E_FORMAT, "read %.200s: the file ends at byte %lld", path,
                         (long long)(offset + (int64_t)have));
-    if (done > 0) have += (size_t)done;
+    MFSDP_TRY(mfsdp__io_advance(context, "read", path, nbytes - have, done, &have, &interrupts));
   }
   return MFSDP_OK;
 }
@@ -135,6 +157,7 @@ MFSDP_API mfsdp_status mfsdp_io_write(mfsdp_context *context, const mfsdp_io *io
                                       mfsdp_io_file *file, const char *path, int64_t offset,
                                       size_t nbytes, const void *src) {
   size_t have = 0;
+  int32_t interrupts = 0;
   while (have < nbytes) {
     mfsdp_error error = mfsdp_error_none();
     int64_t done = -1;
@@ -144,7 +167,7 @@ MFSDP_API mfsdp_status mfsdp_io_write(mfsdp_context *context, const mfsdp_io *io
     if (status != MFSDP_OK) return mfsdp__io_result(context, status, &error, "write", path);
     if (done == 0)
       return MFSDP_FAIL(context, MFSDP_E_IO, "write %.200s: nothing is taken any more", path);
-    if (done > 0) have += (size_t)done;
+    MFSDP_TRY(mfsdp__io_advance(context, "write", path, nbytes - have, done, &have, &interrupts));
   }
   return MFSDP_OK;
 }

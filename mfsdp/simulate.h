@@ -18,6 +18,8 @@
  *
  *   simulate/desc.h   mfsdp_cluster, mfsdp_sim_desc, mfsdp_sim_result and their rules
  *   simulate/wire.h   mfsdp_sim_collective: one gather or reduce by each algorithm, with formulas
+ *   simulate/banded.h BANDED matrices on their way to be updated, with formulas
+ *   simulate/choose.h mfsdp_simulate_plan: bands where the simulated step is shorter
  *   simulate/step.h   mfsdp_simulate: strategies, with formulas
  * Does not: measure, overlap phases but for one stated bound, count activations, or know kernels.
  * Link flags: none.
@@ -25,6 +27,8 @@
 #ifndef MFSDP_SIMULATE_H
 #define MFSDP_SIMULATE_H
 
+#include "simulate/banded.h"
+#include "simulate/choose.h"
 #include "simulate/desc.h"
 #include "simulate/step.h"
 #include "simulate/wire.h"

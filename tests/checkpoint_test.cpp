@@ -3,6 +3,7 @@
  * and old or new after a crash at every call. */
 #include "mfsdp/checkpoint.h"
 
+#include "runtime/failing.h"
 #include "runtime/groups_rig.h"
 #include "support/model_disk.h"
 
@@ -525,6 +526,30 @@ TEST(Checkpoint, ShortAndInterruptedTransfersChangeNothing) {
   EXPECT_EQ(load_and_train(job, 3, 1, expected, &cut), "");
 }
 
+/* One interruption below the limit is none; at the limit all ranks are told, and may try again. */
+TEST(Checkpoint, ATransferThatIsInterruptedForEverIsAnError) {
+  const Job job = small_job();
+  ModelDisk disk;
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 2), [&](Rank &rank) {
+    Saver s(&rank, &job, 1, &disk);
+    /* Set by rank 0, whose transfers come first in both. */
+    const auto interrupt = [&](int64_t count) {
+      if (rank.rank == 0) disk.interrupt(count);
+    };
+    MFSDP_TRY(s.create());
+    interrupt(MFSDP_IO_INTERRUPTS);
+    test::must_fail(rank, s.save(), MFSDP_E_IO, "interrupted 100000 times in a row");
+    interrupt(MFSDP_IO_INTERRUPTS - 1);
+    MFSDP_TRY(s.save());
+    interrupt(MFSDP_IO_INTERRUPTS);
+    test::must_fail(rank, s.load(), MFSDP_E_IO, "interrupted 100000 times in a row");
+    interrupt(MFSDP_IO_INTERRUPTS - 1);
+    MFSDP_TRY(s.load());
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
 /* FAULTS c9 too: what was loaded is saved over itself, byte for byte. */
 TEST(Checkpoint, KeepLastNeverRemovesWhatLatestNames) {
   const Job job = small_job();
@@ -912,6 +937,84 @@ TEST(Checkpoint, LoadsBehindAStep) {
   }
 }
 
+/* The n-th operation of rank 1 in a load fails; with `later` when its queue comes to it. Then all
+ * ranks say so, and nobody trains on with half of what was loaded. True: it did fail. */
+bool load_with_a_failing_queue(const Job &job, ModelDisk *disk, int64_t n, bool later) {
+  std::atomic<bool> failed(false);
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+    test::FailingBackend backend(&rank, -1, later);
+    Saver s(&rank, &job, 1, disk);
+    backend.table.traits = s.out_of_reach.traits; /* three ranks: everything is staged */
+    s.trainer.transport.backend = s.trainer.backend = &backend.table;
+    MFSDP_TRY(s.create());
+    if (rank.rank == 1) backend.arm(n, later);
+    const mfsdp_status status = s.load();
+    if (rank.rank == 1) failed = backend.failed();
+    backend.arm(-1, later);
+    if (status == MFSDP_OK) {
+      MFSDP_TRY(s.trainer.step(1));
+      return s.destroy();
+    }
+    test::must_fail(rank, status, MFSDP_E_BACKEND, "injected: ");
+    if (rank.rank == 1) {
+      const mfsdp_step_desc step = s.trainer.step_desc(1);
+      test::must_fail(rank, mfsdp_step_begin(s.trainer.runtime, &step), MFSDP_E_POISONED,
+                      "injected: ");
+      test::must_fail(rank, s.load(), MFSDP_E_POISONED, "injected: ");
+    } else {
+      test::must_fail(rank, s.trainer.step(1), MFSDP_E_BACKEND, "injected: ");
+    }
+    return s.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << "operation " << n << (later ? " later: " : ": ") << result.text();
+  return failed;
+}
+
+TEST(Checkpoint, AQueueThatFailsInALoadEndsTheRuntime) {
+  for (const mfsdp_host_queue_kind kind : {MFSDP_HOST_QUEUE_INLINE, MFSDP_HOST_QUEUE_WORKER})
+    for (const bool later : {false, true}) {
+      Job job = small_job();
+      job.queue_kind = kind;
+      test::set_dtypes(&job.model, -1, MFSDP_BF16, MFSDP_BF16, MFSDP_BF16);
+      ModelDisk disk;
+      ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+      int64_t n =
+          later ? 0 : 1; /* the first call comes before the ranks talk: it waits for a step */
+      while (!::testing::Test::HasFailure() && load_with_a_failing_queue(job, &disk, n, later))
+        n += kStride;
+      EXPECT_GT(n, later ? 15 : 30); /* values were on their way */
+    }
+}
+
+/* A file that cannot be read leaves the queues sound: another load is as good as the first. */
+TEST(Checkpoint, AFileThatCannotBeReadLeavesTheRuntimeSound) {
+  const Job job = small_job();
+  const Expected expected(job, kBlocks, 2);
+  ModelDisk disk;
+  ASSERT_EQ(train_and_save(job, 2, 1, &disk), "");
+  int64_t last = 1 << 20;
+  for (int64_t n = 1; n <= last && !HasFailure(); n += kStride) {
+    std::atomic<bool> failed(false);
+    disk.fail_at(n);
+    const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+      Saver s(&rank, &job, kBlocks / 3, &disk);
+      MFSDP_TRY(s.create());
+      const mfsdp_status status = s.load();
+      if (status != MFSDP_OK) {
+        failed = true;
+        test::must_fail(rank, status, MFSDP_E_IO, "planned");
+        MFSDP_TRY(s.load());
+      }
+      MFSDP_TRY(s.trainer.step(1));
+      s.trainer.compare(expected, 1);
+      return s.destroy();
+    });
+    EXPECT_TRUE(result.ok()) << "call " << n << ": " << result.text();
+    if (!failed)
+      last = disk.calls(); /* none failed, or one whose failure does not matter (a close) */
+  }
+}
+
 /* Other choices are taken, and told to whoever asks. */
 TEST(Checkpoint, WhatIsTrainedOtherwiseIsTold) {
   using Told = std::vector<std::string>;
@@ -1113,6 +1216,26 @@ TEST(Checkpoint, EveryChoiceOfTheOptimizerIsSaved) {
     EXPECT_TRUE(says(state, std::string("\"group.0.") + name + "\":")) << name;
 }
 
+/* Each flag of a load with a value beside both of its own. */
+void expect_flags_checked(Rank &rank, mfsdp_checkpoint *ck) {
+  const struct {
+    const char *name;
+    int32_t mfsdp_checkpoint_load_desc::*field;
+  } flags[] = {{"weights_only", &mfsdp_checkpoint_load_desc::weights_only},
+               {"allow_missing", &mfsdp_checkpoint_load_desc::allow_missing},
+               {"allow_unexpected", &mfsdp_checkpoint_load_desc::allow_unexpected},
+               {"convert", &mfsdp_checkpoint_load_desc::convert}};
+  for (const auto &flag : flags)
+    for (const int32_t value : {-1, 2}) {
+      mfsdp_checkpoint_load_desc how = mfsdp_checkpoint_load_desc_default();
+      mfsdp_checkpoint_loaded loaded = mfsdp_checkpoint_loaded_default();
+      how.*flag.field = value;
+      test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded), MFSDP_E_ARGUMENT,
+                      std::string("checkpoint load: ") + flag.name + " is " +
+                          std::to_string(value) + ", needs 0 or 1");
+    }
+}
+
 TEST(Checkpoint, WrongCalls) {
   const Job job = small_job();
   ModelDisk disk;
@@ -1159,6 +1282,7 @@ TEST(Checkpoint, WrongCalls) {
                   how.name = "..";
                   test::must_fail(rank, mfsdp_checkpoint_load(ck, &how, &loaded), MFSDP_E_ARGUMENT,
                                   "needs one like step-12");
+                  expect_flags_checked(rank, ck);
                   const auto visit = [](void *, const char *, const char *) {};
                   const auto compare = [](void *, const char *, const char *, const char *) {};
                   test::must_fail(rank, mfsdp_checkpoint_strings(ck, nullptr, visit, nullptr),

@@ -823,7 +823,8 @@ TEST(PlanHash, CapsAndNodesCount) {
   EXPECT_STREQ(mfsdp_plan_setting_name(5), "node_of_rank");
   EXPECT_STREQ(mfsdp_plan_setting_name(6), "allow_banded");
   EXPECT_STREQ(mfsdp_plan_setting_name(9), "banded_wire_cost");
-  EXPECT_EQ(mfsdp_plan_setting_name(10), nullptr);
+  EXPECT_STREQ(mfsdp_plan_setting_name(10), "banded_message_nbytes");
+  EXPECT_EQ(mfsdp_plan_setting_name(11), nullptr);
   EXPECT_EQ(mfsdp_plan_setting_name(-1), nullptr);
 }
 
@@ -866,23 +867,23 @@ TEST(PlanHash, FormatIsLittleEndianAndFixed) {
   PlanRig rig;
   ASSERT_EQ(rig.create(p.desc(1)), MFSDP_OK);
   const std::vector<unsigned char> bytes = rig.bytes();
-  const unsigned char start[] = {
-      'M', 'F', 'S', 'D', 'P', 'P', 'L', 'N', 3,   0,   0,   0, /* version */
-      1,   0,   0,   0,   3,   0,   0,   0,                     /* world, planner */
-      1,   0,   0,   0,   1,   0,   0,   0,                     /* residency, params */
-      1,   0,   0,   0,                                         /* units */
-      255, 255, 255, 255, 255, 255, 255, 127,                   /* no caps: 2^63 - 1 */
-      255, 255, 255, 255, 255, 255, 255, 127, 255, 255, 255, 255,
-      255, 255, 255, 127, 0,   0,   0,   0, /* no matrix becomes banded */
-      0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,
-      0,   0,   0,   0,   0,   0,   0,   0,            /* no node map */
-      2,   0,   0,   0,                                /* name */
-      'a', 'b', 0,   0,   0,   0,   1,   0,   0,   0}; /* alias, ndim */
+  const unsigned char start[] =
+      {'M', 'F', 'S', 'D', 'P', 'P', 'L', 'N', 4,   0,   0,   0, /* version */
+       1,   0,   0,   0,   3,   0,   0,   0,                     /* world, planner */
+       1,   0,   0,   0,   1,   0,   0,   0,                     /* residency, params */
+       1,   0,   0,   0,                                         /* units */
+       255, 255, 255, 255, 255, 255, 255, 127,                   /* no caps: 2^63 - 1 */
+       255, 255, 255, 255, 255, 255, 255, 127, 255, 255, 255, 255, 255, 255,
+       255, 127, 0,   0,   0,   0, /* no matrix becomes banded */
+       0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,
+       0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0,   0, /* no node map */
+       2,   0,   0,   0,                                                   /* name */
+       'a', 'b', 0,   0,   0,   0,   1,   0,   0,   0};                    /* alias, ndim */
   ASSERT_GT(bytes.size(), sizeof(start));
   EXPECT_EQ(memcmp(bytes.data(), start, sizeof(start)), 0);
-  /* header 32, caps 24, bands 20, nodes 4, name 6, alias 4, ndim unit group 12, shape 8, 10 fields,
+  /* header 32, caps 24, bands 28, nodes 4, name 6, alias 4, ndim unit group 12, shape 8, 10 fields,
    * 2 counts, piece 96, hash 8 */
-  EXPECT_EQ(bytes.size(), 32u + 24 + 20 + 4 + 6 + 4 + 12 + 8 + 40 + 8 + 96 + 8);
+  EXPECT_EQ(bytes.size(), 32u + 24 + 28 + 4 + 6 + 4 + 12 + 8 + 40 + 8 + 96 + 8);
   Params q; /* one dimension, two parts and one piece more */
   q.add_rows("ab", 0, {2, 1}, 4);
   ASSERT_EQ(rig.create(q.desc(1)), MFSDP_OK);

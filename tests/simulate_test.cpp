@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -614,6 +615,9 @@ TEST(Simulate, RefusesABadQuestion) {
   d = good;
   d.chunk_nbytes = 0;
   refused(d, "chunk_nbytes is 0");
+  d = good;
+  d.banded_everywhere = 2;
+  refused(d, "banded_everywhere is 2");
   result.struct_nbytes = 2;
   refused(good, "result.struct_nbytes is 2");
   result = mfsdp_sim_result_default();
@@ -622,27 +626,358 @@ TEST(Simulate, RefusesABadQuestion) {
   EXPECT_EQ(mfsdp_simulate(&rig.context, &good, nullptr, nullptr, 0), MFSDP_E_ARGUMENT);
 }
 
-/* Every allocation fails once: a status, no leak (the rig looks), the next call works. */
-TEST(Simulate, FailingAllocations) {
+/* ---- BANDED matrices of the plan ---- */
+
+/* Every matrix BANDED. */
+void band_all(test::Params *list) {
+  for (mfsdp_param &p : list->list)
+    if (p.role == MFSDP_ROLE_MATRIX) p.placement = MFSDP_PLACEMENT_BANDED;
+}
+
+/* A 4 x 8 matrix in bands of one row and a 2 x 8 one whole, on two nodes of two ranks. */
+class OneBanded : public testing::Test {
+protected:
+  void SetUp() override {
+    list_.add("a", MFSDP_ROLE_MATRIX, 0, {4, 8}).placement = MFSDP_PLACEMENT_BANDED;
+    list_.add("b", MFSDP_ROLE_MATRIX, 1, {2, 8});
+    ASSERT_EQ(rig_.create(list_.desc(4)), MFSDP_OK) << rig_.message();
+    ASSERT_EQ(rig_.pieces()[0].home, 0);
+    ASSERT_EQ(rig_.pieces()[4].owner, 1);
+    desc_ = mfsdp_sim_desc_default();
+    desc_.newton_schulz_steps = 3;
+    cluster_ = small_cluster();
+    cluster_.matrix_us = 7;
+  }
+  test::Params list_;
+  test::PlanRig rig_;
+  mfsdp_sim_desc desc_;
+  mfsdp_cluster cluster_;
+};
+
+/* Steps of 2 x 3 x 4^2 (2 x 8 + 4) and 2 x 3 x 2^2 (2 x 8 + 2) FLOPs at 1000 a microsecond. */
+const double kBandedProducts = 1.92, kOwnedProducts = 0.432;
+/* A band of 8 elements and b's 16, of 28 bytes at 10,000 a microsecond. */
+const double kBandElements = 0.0224, kOwnedElements = 0.0448;
+
+TEST_F(OneBanded, AtHome) {
+  const Step s = step(&rig_, desc_, cluster_);
+  EXPECT_NEAR(s.ranks[0].optimizer_us, kBandedProducts + 7 + kBandElements, kTiny);
+  EXPECT_NEAR(s.ranks[1].optimizer_us, kOwnedProducts + 7 + kBandElements + kOwnedElements, kTiny);
+  EXPECT_NEAR(s.ranks[2].optimizer_us, kBandElements, kTiny);
+  EXPECT_NEAR(s.result.optimizer_compute_us, kBandedProducts + 7 + kBandElements, kTiny);
+  /* Home gets three bands of 32 bytes: one message from inside its node and two from the other, of
+   * which 64 bytes at 100 a microsecond are the longest; and sends as much back. */
+  EXPECT_NEAR(s.result.optimizer_wire_us, 2 * (1 + 2 * 10 + 0.64), kTiny);
+  EXPECT_EQ(s.ranks[0].optimizer_nbytes, 3 * 32);
+  for (int r = 1; r < 4; ++r)
+    EXPECT_EQ(s.ranks[static_cast<std::size_t>(r)].optimizer_nbytes, 32);
+  EXPECT_EQ(s.result.optimizer_nbytes.sum, 6 * 32);
+  /* Unit 0: a message of 32 bytes from each rank to each, from a rank one inside and two outside. Unit
+   * 1: all 64 from rank 1. Twice. */
+  EXPECT_NEAR(s.result.materialize_us, 2 * (1 + 20 + 0.64 + 1 + 20 + 1.28), kTiny);
+  EXPECT_EQ(s.ranks[1].materialize_nbytes, 2 * 3 * (32 + 64));
+  EXPECT_EQ(s.ranks[3].reduce_nbytes, 3 * 32 + 64);
+  /* Master, accumulator and momentum of what a rank holds. */
+  EXPECT_EQ(s.ranks[1].resident_nbytes, (8 + 16) * 12);
+  EXPECT_EQ(s.ranks[2].resident_nbytes, 8 * 12);
+}
+
+TEST_F(OneBanded, NodesShareTheirNetwork) {
+  cluster_.net_node_nbytes_per_s = 1e6; /* 64 bytes into the home's node: 64 us */
+  EXPECT_NEAR(step(&rig_, desc_, cluster_).result.optimizer_wire_us, 2 * 64, kTiny);
+}
+
+TEST_F(OneBanded, Everywhere) {
+  desc_.banded_everywhere = 1;
+  const Step s = step(&rig_, desc_, cluster_);
+  EXPECT_NEAR(s.ranks[0].optimizer_us, kBandedProducts + 7 + kBandElements, kTiny);
+  EXPECT_NEAR(s.ranks[1].optimizer_us,
+              kBandedProducts + kOwnedProducts + 14 + kBandElements + kOwnedElements, kTiny);
+  EXPECT_NEAR(s.ranks[3].optimizer_us, kBandedProducts + 7 + kBandElements, kTiny);
+  EXPECT_NEAR(s.result.optimizer_wire_us, 1 + 20 + 0.64, kTiny); /* as a gather of unit 0 */
+  for (const mfsdp_sim_rank &rank : s.ranks)
+    EXPECT_EQ(rank.optimizer_nbytes, 3 * 32);
+}
+
+/* What all-BANDED plans are told to be by a strategy: the slices of one are the bands of the other
+ * where rows and elements divide by the ranks, in f32 and by NATIVE. */
+TEST(SimulateBanded, AllInBandsIsTheStrategyOfSlices) {
+  for (const int32_t world : {1, 2, 4, 8, 16})
+    for (const int32_t node : {1, 3, 4, 16})
+      for (const bool everywhere : {false, true}) {
+        test::Params owned, banded;
+        for (test::Params *list : {&owned, &banded})
+          for (int32_t b = 0; b < 3; ++b) {
+            const std::string name = "block" + std::to_string(b);
+            list->add(name + ".in", MFSDP_ROLE_MATRIX, b, {256, 128});
+            list->add_heads(name + ".heads", b, 4, 512, 128);
+            list->add(name + ".out", MFSDP_ROLE_MATRIX, b, {128, 512});
+          }
+        band_all(&banded);
+        test::PlanRig a, b;
+        ASSERT_EQ(a.create(owned.desc(world)), MFSDP_OK) << a.message();
+        ASSERT_EQ(b.create(banded.desc(world)), MFSDP_OK) << b.message();
+        mfsdp_cluster cluster = small_cluster();
+        cluster.ranks_per_node = node;
+        cluster.matrix_us = 3;
+        mfsdp_sim_desc desc = ask(MFSDP_SIM_OWNER, MFSDP_SIM_NATIVE);
+        desc.reduce_count = 3;
+        desc.replica_count = 2;
+        desc.model_flops = 1e6;
+        desc.banded_everywhere = everywhere;
+        const Step bands = step(&b, desc, cluster);
+        desc.strategy = everywhere ? MFSDP_SIM_GATHER : MFSDP_SIM_EXCHANGE;
+        const Step slices = step(&a, desc, cluster);
+        const mfsdp_sim_result &x = bands.result, &y = slices.result;
+        const auto context = [&] {
+          return "world " + std::to_string(world) + ", nodes of " + std::to_string(node) +
+                 (everywhere ? ", everywhere" : ", at home");
+        };
+        /* The same sums in another order: a last bit of a few terms. */
+        const double kOrder = 1e-12;
+        EXPECT_NEAR(x.materialize_us, y.materialize_us, kOrder * y.step_us) << context();
+        EXPECT_NEAR(x.reduce_us, y.reduce_us, kOrder * y.step_us) << context();
+        EXPECT_NEAR(x.optimizer_compute_us, y.optimizer_compute_us, kOrder * y.step_us)
+            << context();
+        EXPECT_NEAR(x.optimizer_wire_us, y.optimizer_wire_us, kOrder * y.step_us) << context();
+        EXPECT_NEAR(x.step_us, y.step_us, kOrder * y.step_us) << context();
+        for (std::size_t r = 0; r < bands.ranks.size(); ++r) {
+          EXPECT_EQ(bands.ranks[r].materialize_nbytes, slices.ranks[r].materialize_nbytes);
+          EXPECT_EQ(bands.ranks[r].reduce_nbytes, slices.ranks[r].reduce_nbytes);
+          EXPECT_EQ(bands.ranks[r].optimizer_nbytes, slices.ranks[r].optimizer_nbytes) << context();
+          EXPECT_EQ(bands.ranks[r].resident_nbytes, slices.ranks[r].resident_nbytes);
+          EXPECT_NEAR(bands.ranks[r].optimizer_us, slices.ranks[r].optimizer_us,
+                      kOrder * y.step_us);
+        }
+      }
+}
+
+/* The exchange from the pieces: what each rank sends to each, one message for a pair that has any. */
+double exchange_us(const test::PlanRig &rig, const mfsdp_cluster &c,
+                   std::vector<int64_t> *sent_nbytes) {
+  const auto ranks = static_cast<std::size_t>(mfsdp_plan_world(rig.plan));
+  const auto nodes = static_cast<std::size_t>(c.ranks_per_node);
+  std::vector<std::vector<int64_t>> to(ranks, std::vector<int64_t>(ranks));
+  double us = 0;
+  for (const mfsdp_piece &x : rig.pieces())
+    to[static_cast<std::size_t>(x.owner)][static_cast<std::size_t>(x.home)] += 4 * x.count;
+  sent_nbytes->assign(ranks, 0);
+  for (std::size_t node = 0; node * nodes < ranks; ++node) {
+    int64_t node_out = 0, node_in = 0;
+    for (std::size_t r = node * nodes; r < std::min(ranks, (node + 1) * nodes); ++r) {
+      double out_us = 0, in_us = 0;
+      int64_t near[2] = {0, 0}, far[2] = {0, 0}; /* out, in */
+      for (std::size_t q = 0; q < ranks; ++q) {
+        const bool inside = q / nodes == node;
+        const double latency = inside ? c.node_latency_us : c.net_latency_us;
+        if (q == r) continue;
+        (inside ? near : far)[0] += to[r][q];
+        (inside ? near : far)[1] += to[q][r];
+        out_us += to[r][q] > 0 ? latency : 0;
+        in_us += to[q][r] > 0 ? latency : 0;
+        (*sent_nbytes)[r] += to[r][q] + to[q][r];
+      }
+      node_out += far[0];
+      node_in += far[1];
+      us = std::max(
+          us,
+          std::max(out_us, in_us) +
+              std::max(static_cast<double>(std::max(near[0], near[1])) / c.node_nbytes_per_s * 1e6,
+                       static_cast<double>(std::max(far[0], far[1])) / c.net_nbytes_per_s * 1e6));
+    }
+    us = std::max(us,
+                  static_cast<double>(std::max(node_out, node_in)) / c.net_node_nbytes_per_s * 1e6);
+  }
+  return 2 * us;
+}
+
+/* Any plan with bands: the exchange against the table of pairs and against the plan's own report, the
+ * collectives against the lists that they emit. */
+TEST(SimulateBanded, RandomMixes) {
+  test::Rig host(test::rig_kinds().front());
+  int32_t exchanged = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    test::Params list;
+    test::fill_random(&list, seed);
+    test::Draw draw(seed + 77);
+    for (mfsdp_param &p : list.list)
+      if (p.role == MFSDP_ROLE_MATRIX && p.alias_of == nullptr && draw.below(3) > 0)
+        p.placement = MFSDP_PLACEMENT_BANDED;
+    for (mfsdp_param &p : list.list)
+      for (const mfsdp_param &owner : list.list)
+        if (p.alias_of != nullptr && std::string(p.alias_of) == owner.name)
+          p.placement = owner.placement;
+    for (const int32_t world : {1, 2, 3, 7, 8, 70}) {
+      test::PlanRig rig;
+      ASSERT_EQ(rig.create(list.desc(world, MFSDP_PLANNER_BALANCED)), MFSDP_OK) << rig.message();
+      mfsdp_cluster cluster = small_cluster();
+      cluster.ranks_per_node = static_cast<int32_t>(1 + seed % 5);
+      cluster.net_node_nbytes_per_s = draw.below(2) ? 1.5e8 : 3e7;
+      const Step s = step(&rig, ask(MFSDP_SIM_OWNER), cluster);
+      std::vector<int64_t> sent;
+      const double us = exchange_us(rig, cluster, &sent);
+      /* The same sums in another order. */
+      EXPECT_NEAR(s.result.optimizer_wire_us, us, 1e-12 * us) << "seed " << seed << " of " << world;
+      mfsdp_plan_summary report = mfsdp_plan_summary_default();
+      ASSERT_EQ(mfsdp_plan_report(&rig.context, rig.plan, &report, nullptr, 0), MFSDP_OK);
+      EXPECT_EQ(s.result.optimizer_nbytes.sum, 4 * report.exchanged.sum);
+      EXPECT_EQ(s.result.optimizer_nbytes.max, 4 * report.exchanged.max);
+      EXPECT_EQ(s.result.optimizer_nbytes.max_rank, report.exchanged.max_rank);
+      exchanged += report.exchanged.sum > 0;
+      std::vector<int64_t> gather(sent.size()), reduce(sent.size());
+      for (int32_t u = 0; u < mfsdp_plan_unit_count(rig.plan) && world <= 8; ++u) {
+        const std::vector<int64_t> g = emitted(&rig, &host, u, MFSDP_LAYOUT_GATHER);
+        const std::vector<int64_t> r = emitted(&rig, &host, u, MFSDP_LAYOUT_REDUCE);
+        for (std::size_t i = 0; i < g.size(); ++i) {
+          gather[i] += 2 * g[i];
+          reduce[i] += r[i];
+        }
+      }
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        EXPECT_EQ(s.ranks[i].optimizer_nbytes, sent[i]) << "seed " << seed << ", rank " << i;
+        if (world > 8) continue;
+        EXPECT_EQ(s.ranks[i].materialize_nbytes, gather[i]) << "seed " << seed << ", rank " << i;
+        EXPECT_EQ(s.ranks[i].reduce_nbytes, reduce[i]) << "seed " << seed << ", rank " << i;
+      }
+    }
+  }
+  EXPECT_GT(exchanged, 100) << "plans that exchange something";
+}
+
+/* ---- plans by simulation ---- */
+
+double step_us_of(test::PlanRig *rig, const mfsdp_plan *plan, mfsdp_sim_desc desc) {
+  mfsdp_sim_result result = mfsdp_sim_result_default();
+  desc.plan = plan;
+  EXPECT_EQ(mfsdp_simulate(&rig->context, &desc, &result, nullptr, 0), MFSDP_OK) << rig->message();
+  return result.step_us;
+}
+
+/* Any model, cluster and algorithm: never longer than the plan of whole matrices, and where the
+ * planner's own choice is shorter that choice. Both happen. */
+TEST(SimulatePlan, NeverLongerThanWithout) {
+  int32_t kept = 0, refused = 0;
+  for (uint64_t seed = 0; seed < 240; ++seed) {
+    test::Params list;
+    test::Draw draw(seed);
+    if (seed % 2)
+      test::fill_random(&list, seed);
+    else
+      test::fill_gpt(&list, static_cast<int32_t>(draw.between(1, 3)), 64 * draw.between(1, 4),
+                     1000 * draw.between(0, 5));
+    mfsdp_cluster cluster = mfsdp_cluster_default();
+    cluster.ranks_per_node = static_cast<int32_t>(draw.between(1, 8));
+    cluster.node_latency_us *= 1e-4 * static_cast<double>(draw.below(1000));
+    cluster.net_latency_us *= 1e-4 * static_cast<double>(draw.below(1000));
+    cluster.net_node_nbytes_per_s /= static_cast<double>(draw.between(1, 8));
+    mfsdp_sim_desc desc = ask(MFSDP_SIM_OWNER, kAlgorithms[draw.below(4)]);
+    desc.cluster = &cluster;
+    desc.materialize_count = static_cast<int32_t>(draw.between(0, 2));
+    desc.reduce_count = static_cast<int32_t>(draw.between(0, 2));
+    for (const int32_t world : {1, 3, 8, 20}) {
+      const std::string context =
+          "seed " + std::to_string(seed) + ", world " + std::to_string(world);
+      mfsdp_plan_desc plan_desc = list.desc(world, MFSDP_PLANNER_BALANCED);
+      test::PlanRig owned, chosen;
+      mfsdp_plan *plan = nullptr;
+      mfsdp_plan_summary s = mfsdp_plan_summary_default(), all = s;
+      ASSERT_EQ(owned.create(plan_desc), MFSDP_OK) << owned.message();
+      plan_desc.allow_banded = 1;
+      plan_desc.banded_wire_cost = 3;
+      ASSERT_EQ(mfsdp_simulate_plan(&owned.context, &plan_desc, &desc, &plan), MFSDP_OK)
+          << owned.message();
+      ASSERT_EQ(mfsdp_plan_report(&owned.context, plan, &s, nullptr, 0), MFSDP_OK);
+      plan_desc.materialize_count = desc.materialize_count;
+      plan_desc.reduce_count = desc.reduce_count;
+      plan_desc.banded_message_nbytes = mfsdp_cluster_message_nbytes(&cluster, world);
+      ASSERT_EQ(chosen.create(plan_desc), MFSDP_OK) << chosen.message();
+      ASSERT_EQ(mfsdp_plan_report(&chosen.context, chosen.plan, &all, nullptr, 0), MFSDP_OK);
+      const double us = step_us_of(&owned, plan, desc),
+                   whole = step_us_of(&owned, owned.plan, desc);
+      const bool pays = step_us_of(&chosen, chosen.plan, desc) < whole;
+      EXPECT_LE(us, whole) << context;
+      EXPECT_EQ(s.chosen_count, pays ? all.chosen_count : 0) << context;
+      if (all.chosen_count == 0 || pays)
+        EXPECT_EQ(mfsdp_plan_hash(plan), mfsdp_plan_hash(chosen.plan)) << context;
+      kept += s.chosen_count > 0;
+      refused += all.chosen_count > s.chosen_count;
+      mfsdp_plan_destroy(&owned.context, plan);
+    }
+  }
+  EXPECT_GT(kept, 50);
+  EXPECT_GT(refused, 10);
+}
+
+TEST(SimulatePlan, RefusesAndHoldsNothing) {
   test::Params list;
   test::PlanRig rig;
   fill(&list);
-  ASSERT_EQ(rig.create(list.desc(4)), MFSDP_OK) << rig.message();
-  const mfsdp_cluster cluster = small_cluster();
+  mfsdp_cluster cluster = small_cluster();
   mfsdp_sim_desc desc = ask(MFSDP_SIM_OWNER);
-  desc.plan = rig.plan;
+  mfsdp_plan_desc plan_desc = list.desc(8, MFSDP_PLANNER_BALANCED);
+  mfsdp_plan *plan = nullptr;
   desc.cluster = &cluster;
-  int failures = 0;
-  for (;; ++failures) {
-    mfsdp_sim_result result = mfsdp_sim_result_default();
-    rig.memory.fail_at(failures);
-    const mfsdp_status status = mfsdp_simulate(&rig.context, &desc, &result, nullptr, 0);
+  plan_desc.allow_banded = 1;
+  plan_desc.banded_wire_cost = 1;
+  EXPECT_EQ(mfsdp_simulate_plan(&rig.context, nullptr, &desc, &plan), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_simulate_plan(&rig.context, &plan_desc, nullptr, &plan), MFSDP_E_ARGUMENT);
+  EXPECT_EQ(mfsdp_simulate_plan(&rig.context, &plan_desc, &desc, nullptr), MFSDP_E_ARGUMENT);
+  desc.strategy = MFSDP_SIM_GATHER;
+  EXPECT_EQ(mfsdp_simulate_plan(&rig.context, &plan_desc, &desc, &plan), MFSDP_E_ARGUMENT);
+  EXPECT_NE(rig.message().find("strategy is gather, needs matrixfsdp"), std::string::npos);
+  desc.strategy = MFSDP_SIM_OWNER;
+  plan_desc.struct_nbytes = 5;
+  EXPECT_EQ(mfsdp_simulate_plan(&rig.context, &plan_desc, &desc, &plan), MFSDP_E_ARGUMENT);
+  plan_desc.struct_nbytes = sizeof(plan_desc);
+  mfsdp_status status = MFSDP_E_MEMORY;
+  for (int failing = 0; status != MFSDP_OK; ++failing) {
+    rig.memory.fail_at(failing);
+    status = mfsdp_simulate_plan(&rig.context, &plan_desc, &desc, &plan);
     rig.memory.fail_at(-1);
-    if (status == MFSDP_OK) break;
-    EXPECT_EQ(status, MFSDP_E_MEMORY);
-    ASSERT_LT(failures, 100);
+    ASSERT_TRUE(status == MFSDP_OK || status == MFSDP_E_MEMORY) << rig.message();
+    EXPECT_EQ(plan == nullptr, status != MFSDP_OK);
+    ASSERT_LT(failing, 300);
   }
-  EXPECT_EQ(failures, 7); /* seven tables by rank */
+  mfsdp_plan_destroy(&rig.context, plan);
+}
+
+TEST(SimulateCluster, MessagesInBytes) {
+  mfsdp_cluster c = small_cluster(); /* nodes of 2; 1 us at 1000 B/us inside, 10 at 100 between */
+  EXPECT_EQ(mfsdp_cluster_message_nbytes(&c, 1), 1000);
+  EXPECT_EQ(mfsdp_cluster_message_nbytes(&c, 2), 1000);
+  c.net_latency_us = 10.016;
+  EXPECT_EQ(mfsdp_cluster_message_nbytes(&c, 3), 1002);
+  c.net_latency_us = 0;
+  EXPECT_EQ(mfsdp_cluster_message_nbytes(&c, 3), 0);
+  c.net_latency_us = 1e9;
+  c.net_nbytes_per_s = 1e18;
+  EXPECT_EQ(mfsdp_cluster_message_nbytes(&c, 3), MFSDP_PLAN_MAX_MESSAGE_NBYTES);
+}
+
+/* Every allocation fails once: a status, no leak (the rig looks), the next call works. */
+TEST(Simulate, FailingAllocations) {
+  for (const bool banded : {false, true}) {
+    test::Params list;
+    test::PlanRig rig;
+    fill(&list);
+    if (banded) band_all(&list);
+    ASSERT_EQ(rig.create(list.desc(4)), MFSDP_OK) << rig.message();
+    const mfsdp_cluster cluster = mfsdp_cluster_default();
+    mfsdp_sim_desc desc = ask(MFSDP_SIM_OWNER);
+    desc.plan = rig.plan;
+    desc.cluster = &cluster;
+    int failures = 0;
+    for (;; ++failures) {
+      mfsdp_sim_result result = mfsdp_sim_result_default();
+      rig.memory.fail_at(failures);
+      const mfsdp_status status = mfsdp_simulate(&rig.context, &desc, &result, nullptr, 0);
+      rig.memory.fail_at(-1);
+      if (status == MFSDP_OK) break;
+      EXPECT_EQ(status, MFSDP_E_MEMORY);
+      ASSERT_LT(failures, 100);
+    }
+    EXPECT_EQ(failures, banded ? 11 : 7); /* seven tables by rank; four of the exchange */
+  }
 }
 
 } // namespace

@@ -2,8 +2,8 @@
 /*
  * strat_predict.h - what simulate.h says of a strategy on a load, for ranks whose figures were
  * measured (the update with the rate of Newton-Schulz, the model with that of sgemm). It knows
- * whole matrices on owners, slices that are gathered or exchanged, ZeRO-1 and plain data parallel;
- * the hybrid is not predicted (all NAN).
+ * whole matrices on owners, slices that are gathered or exchanged, ZeRO-1 and plain data parallel,
+ * and of the hybrid the plan itself. Collectives by AUTO are not predicted (all NAN).
  */
 #ifndef MFSDP_BENCH_STRAT_PREDICT_H
 #define MFSDP_BENCH_STRAT_PREDICT_H

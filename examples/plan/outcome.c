@@ -7,56 +7,70 @@
 static const struct {
   mfsdp_sim_strategy strategy;
   mfsdp_sim_algorithm algorithm; /* 0: the question's */
-} asked[PLAN_PREDICTIONS] = {
+} asked[PLAN_PREDICTIONS + PLAN_BANDED] = {
     {MFSDP_SIM_OWNER, MFSDP_SIM_DIRECT},       {MFSDP_SIM_OWNER, MFSDP_SIM_RING},
     {MFSDP_SIM_OWNER, MFSDP_SIM_HIERARCHICAL}, {MFSDP_SIM_OWNER, MFSDP_SIM_NATIVE},
     {MFSDP_SIM_GATHER, MFSDP_SIM_NATIVE},      {MFSDP_SIM_SHARDED, MFSDP_SIM_NATIVE},
     {MFSDP_SIM_EXCHANGE, MFSDP_SIM_NATIVE},    {MFSDP_SIM_ZERO1, (mfsdp_sim_algorithm)0},
+    {MFSDP_SIM_OWNER, MFSDP_SIM_DIRECT},       {MFSDP_SIM_OWNER, MFSDP_SIM_RING},
+    {MFSDP_SIM_OWNER, MFSDP_SIM_HIERARCHICAL}, {MFSDP_SIM_OWNER, MFSDP_SIM_NATIVE},
 };
 
-static int predict(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan, int index,
-                   plan_error *error) {
-  const plan_question *q = out->question;
+/* MatrixFSDP by DIRECT on the question's cluster. */
+static mfsdp_sim_desc simulation(const plan_question *q) {
   mfsdp_sim_desc desc = mfsdp_sim_desc_default();
-  plan_prediction *p = &out->predictions[index];
-  p->strategy = asked[index].strategy;
-  p->algorithm = asked[index].algorithm ? asked[index].algorithm : q->algorithm;
-  p->result = mfsdp_sim_result_default();
-  desc.plan = plan;
   desc.cluster = &q->cluster;
-  desc.strategy = p->strategy;
-  desc.algorithm = p->algorithm;
   desc.newton_schulz_steps = q->newton_schulz_steps;
   desc.replica_count = q->replicas;
   desc.model_flops = q->model_flops;
   desc.chunk_nbytes = q->chunk_nbytes;
+  return desc;
+}
+
+static int predict(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan, int index,
+                   plan_error *error) {
+  const plan_question *q = out->question;
+  mfsdp_sim_desc desc = simulation(q);
+  plan_prediction *p = &out->predictions[index];
+  p->bands = index >= PLAN_PREDICTIONS;
+  p->strategy = asked[index].strategy;
+  p->algorithm = asked[index].algorithm ? asked[index].algorithm : q->algorithm;
+  p->result = mfsdp_sim_result_default();
+  desc.plan = plan;
+  desc.strategy = p->strategy;
+  desc.algorithm = p->algorithm;
   if (mfsdp_simulate(context, &desc, &p->result, NULL, 0) != MFSDP_OK)
     return plan_fail(error, "%s", mfsdp_context_error(context)->message);
   return PLAN_OK;
 }
 
-static int predict_all(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan,
-                       plan_error *error) {
+/* Predictions first .. end - 1. */
+static int predict_some(mfsdp_context *context, plan_outcome *out, const mfsdp_plan *plan,
+                        int first, int end, plan_error *error) {
   int status = PLAN_OK;
-  for (int i = 0; i < PLAN_PREDICTIONS && status == PLAN_OK; ++i)
+  for (int i = first; i < end && status == PLAN_OK; ++i)
     status = predict(context, out, plan, i, error);
+  out->prediction_count = end;
   return status;
 }
 
-/* The simulator knows matrices whole on owners: where some became banded, it is asked of the plan
- * without. */
-static int predict_owned(mfsdp_context *context, plan_outcome *out, mfsdp_plan_desc desc,
-                         plan_error *error) {
+/* The other strategies are asked of whole matrices on owners, and MatrixFSDP beside them: where some
+ * became banded, of the plan without. */
+static int predict_all(mfsdp_context *context, plan_outcome *out, mfsdp_plan_desc desc,
+                       plan_error *error) {
   mfsdp_plan *plan = NULL;
   int status;
-  if (out->summary.banded_count == 0) return predict_all(context, out, out->plan, error);
+  if (out->summary.banded_count == 0)
+    return predict_some(context, out, out->plan, 0, PLAN_PREDICTIONS, error);
   desc.allow_banded = 0;
   if (mfsdp_plan_create(context, &desc, &plan) != MFSDP_OK)
     return plan_fail(error, "without bands, to predict the step: %s",
                      mfsdp_context_error(context)->message);
-  status = predict_all(context, out, plan, error);
+  status = predict_some(context, out, plan, 0, PLAN_PREDICTIONS, error);
   mfsdp_plan_destroy(context, plan);
-  return status;
+  if (status != PLAN_OK) return status;
+  return predict_some(context, out, out->plan, PLAN_PREDICTIONS, PLAN_PREDICTIONS + PLAN_BANDED,
+                      error);
 }
 
 /* Units of cost that a byte takes: a unit of Newton-Schulz is two operations in each step, one of
@@ -75,6 +89,7 @@ static int64_t wire_cost(const plan_question *q, int32_t world) {
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error) {
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  const mfsdp_sim_desc ask = simulation(question);
   int32_t *nodes = (int32_t *)malloc((size_t)world * sizeof *nodes);
   int status = PLAN_OK;
   memset(out, 0, sizeof *out);
@@ -92,10 +107,11 @@ int plan_outcome_make(mfsdp_context *context, const plan_question *question, int
   desc.banded_wire_cost = out->banded_wire_cost = wire_cost(question, world);
   desc.allow_banded = desc.banded_wire_cost > 0;
   desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : mfsdp_plan_cost_elements;
-  if (mfsdp_plan_create(context, &desc, &out->plan) != MFSDP_OK ||
+  if (mfsdp_simulate_plan(context, &desc, &ask, &out->plan) != MFSDP_OK ||
       mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
     status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
-  if (status == PLAN_OK) status = predict_owned(context, out, desc, error);
+  if (out->summary.banded_count == 0) out->summary.predicted = out->summary.predicted_owned = 0;
+  if (status == PLAN_OK) status = predict_all(context, out, desc, error);
   free(nodes);
   if (status != PLAN_OK) plan_outcome_free(context, out);
   return status;
@@ -172,11 +188,14 @@ void plan_question_print(const plan_question *q, FILE *f) {
           plan_bytes_text((double)q->chunk_nbytes, text));
 }
 
+static const char *strategy_name(const plan_prediction *p) {
+  return p->bands ? "with bands" : mfsdp_sim_strategy_name(p->strategy);
+}
+
 static void print_prediction(const plan_outcome *o, const plan_prediction *p, FILE *f) {
   const mfsdp_sim_result *r = &p->result;
   char name[48], gather[24], reduce[24], optimizer[24], resident[24];
-  snprintf(name, sizeof name, "%s %s", mfsdp_sim_strategy_name(p->strategy),
-           mfsdp_sim_algorithm_name(p->algorithm));
+  snprintf(name, sizeof name, "%s %s", strategy_name(p), mfsdp_sim_algorithm_name(p->algorithm));
   fprintf(f, "  %-24s %10.2f %11.2f %10.2f %10.2f  %9s %9s %9s  %9s%s\n", name,
           r->optimizer_us * 1e-3, r->materialize_us * 1e-3, r->reduce_us * 1e-3, r->step_us * 1e-3,
           plan_bytes_text((double)r->materialize_nbytes.max, gather),
@@ -190,12 +209,16 @@ static void print_bands(const plan_outcome *o, FILE *f) {
   const mfsdp_plan_summary *s = &o->summary;
   char before[24], now[24];
   if (o->banded_wire_cost == 0) return;
+  if (s->banded_count == 0) {
+    fputs("  --allow-banded: no matrix in bands, none makes the predicted step shorter\n", f);
+    return;
+  }
   fprintf(f,
           "  --allow-banded: %d of %d matrices in bands; predicted step %s instead of %s units of "
           "cost, a byte at %lld\n",
           (int)s->banded_count, (int)s->matrix_count, plan_count_text((double)s->predicted, now),
           plan_count_text((double)s->predicted_owned, before), (long long)o->banded_wire_cost);
-  if (s->banded_count > 0) fputs("  The predictions below are of the plan without bands.\n", f);
+  fputs("  Below, `with bands` is this plan, all else of the plan without bands.\n", f);
 }
 
 void plan_outcome_print(const plan_outcome *o, FILE *f) {
@@ -229,7 +252,7 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
           "materialize", "reduce", "step", "gather", "reduce", "optimizer", "resident");
   fprintf(f, "  %-24s %10s %11s %10s %10s  %29s  %9s\n", "", "ms", "ms", "ms", "ms",
           "sent by the busiest rank", "max");
-  for (int i = 0; i < PLAN_PREDICTIONS; ++i)
+  for (int i = 0; i < o->prediction_count; ++i)
     print_prediction(o, &o->predictions[i], f);
   fputs("  Slices of gather, sharded-products and all-to-all move by native, so compare them with\n"
         "  matrixfsdp native; zero1-owner moves by --collective.\n",
@@ -257,7 +280,7 @@ static void json_spread(const char *name, mfsdp_plan_spread spread, FILE *f) {
 
 void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
   const mfsdp_plan_summary *s = &o->summary;
-  for (int i = 0; i < PLAN_PREDICTIONS; ++i) {
+  for (int i = 0; i < o->prediction_count; ++i) {
     const plan_prediction *p = &o->predictions[i];
     const mfsdp_sim_result *r = &p->result;
     fputs(first && i == 0 ? "{\"input\":" : ",\n{\"input\":", f);
@@ -284,9 +307,9 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             ",\"strategy\":\"%s\",\"collective\":\"%s\",\"materialize_us\":%.6g,\"reduce_us\":%.6g,"
             "\"optimizer_compute_us\":%.6g,\"optimizer_wire_us\":%.6g,\"optimizer_us\":%.6g,"
             "\"model_us\":%.6g,\"step_us\":%.6g,\"overlapped_us\":%.6g",
-            mfsdp_sim_strategy_name(p->strategy), mfsdp_sim_algorithm_name(p->algorithm),
-            r->materialize_us, r->reduce_us, r->optimizer_compute_us, r->optimizer_wire_us,
-            r->optimizer_us, r->model_us, r->step_us, r->overlapped_us);
+            strategy_name(p), mfsdp_sim_algorithm_name(p->algorithm), r->materialize_us,
+            r->reduce_us, r->optimizer_compute_us, r->optimizer_wire_us, r->optimizer_us,
+            r->model_us, r->step_us, r->overlapped_us);
     json_spread("materialize", r->materialize_nbytes, f);
     json_spread("reduce", r->reduce_nbytes, f);
     json_spread("optimizer", r->optimizer_nbytes, f);

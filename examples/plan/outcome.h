@@ -28,10 +28,11 @@ typedef struct plan_question {
   double model_flops; /* forward and backward of one rank; 0: not asked */
 } plan_question;
 
-/* MatrixFSDP by each collective, then the other strategies. */
-enum { PLAN_PREDICTIONS = 8 };
+/* MatrixFSDP by each collective, then the other strategies; MatrixFSDP with bands by each collective. */
+enum { PLAN_PREDICTIONS = 8, PLAN_BANDED = 4 };
 
 typedef struct plan_prediction {
+  int bands; /* 1: of the plan with its bands */
   mfsdp_sim_strategy strategy;
   mfsdp_sim_algorithm algorithm;
   mfsdp_sim_result result;
@@ -42,10 +43,16 @@ typedef struct plan_outcome {
   mfsdp_plan *plan;
   mfsdp_plan_summary summary;
   int64_t banded_wire_cost; /* that the plan was made with; 0: none */
-  plan_prediction predictions[PLAN_PREDICTIONS];
+  int prediction_count; /* PLAN_PREDICTIONS, and PLAN_BANDED more where matrices became banded */
+  plan_prediction predictions[PLAN_PREDICTIONS + PLAN_BANDED];
 } plan_outcome;
 
-/* Plans, judges and predicts; where matrices became banded, predictions are of the plan without. *out is to be freed with the same context; on failure it is empty. */
+/*
+ * Plans, judges and predicts. Matrices become banded where the planner's choice makes the simulated step
+ * by DIRECT shorter; where it does not, the summary's predictions are 0. With bands the first
+ * PLAN_PREDICTIONS are of the plan without. *out is to be freed with the same context; on failure it is
+ * empty.
+ */
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error);
 void plan_outcome_free(mfsdp_context *context, plan_outcome *outcome);
@@ -53,7 +60,7 @@ void plan_outcome_free(mfsdp_context *context, plan_outcome *outcome);
 /* The same for all worlds: what the input is. */
 void plan_question_print(const plan_question *question, FILE *f);
 void plan_outcome_print(const plan_outcome *outcome, FILE *f);
-/* PLAN_PREDICTIONS rows of a JSON list, without the brackets; `first` says that none came before.
+/* A row for each prediction of a JSON list, without the brackets; `first` says that none came before.
  */
 void plan_outcome_json(const plan_outcome *outcome, int first, FILE *f);
 

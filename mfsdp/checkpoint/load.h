@@ -25,9 +25,11 @@ MFSDP_API mfsdp_status mfsdp__ck_read_values(mfsdp__ck_load *load, const mfsdp__
   int64_t i;
   (void)mfsdp_safetensors_dtype_to(place->tensor->dtype, &dtype);
   if (dtype == MFSDP_F32 && direct != NULL) dst = direct;
+  load->unread = 1;
   MFSDP_TRY(mfsdp_io_read(ck->context, &ck->io, file->file, file->name,
                           place->tensor->file_offset + first * element, (size_t)(count * element),
                           dst));
+  load->unread = 0;
   load->loaded.data_nbytes += count * element;
   *out = (const float *)dst;
   if (dtype == MFSDP_F32) return MFSDP_OK;
@@ -182,10 +184,32 @@ MFSDP_API mfsdp_status mfsdp__ck_choose(mfsdp__ck_load *load, const char *name) 
   return MFSDP_OK;
 }
 
+/* All values, then the counts that belong to them. */
+MFSDP_API mfsdp_status mfsdp__ck_load_own(mfsdp__ck_load *load) {
+  const mfsdp_status status = mfsdp__ck_load_runs(load);
+  if (status != MFSDP_OK) {
+    load->broken = !load->unread;
+    return status;
+  }
+  if (load->weights_only) return MFSDP_OK;
+  return mfsdp__resume_counts(load->ck->rt, &load->loaded.progress, &load->broken);
+}
+
+/* After a failed queue this rank's values are neither old nor new, and its runtime is as failed as
+ * after any other call. By `why`, this rank's own error; the context keeps what all ranks return. */
+MFSDP_API void mfsdp__ck_load_failed(mfsdp_checkpoint *ck, const mfsdp_error *why) {
+  const mfsdp_error told = ck->context->error;
+  ck->context->error = *why;
+  (void)mfsdp__runtime_failed(ck->rt, why->status);
+  mfsdp__runtime_drain(ck->rt); /* a queue may still read the stage */
+  ck->context->error = told;
+}
+
 MFSDP_API mfsdp_status mfsdp__ck_load_phases(mfsdp__ck_load *load, const char *name) {
   mfsdp_checkpoint *ck = load->ck;
   mfsdp__ck_message own = mfsdp__ck_message_default();
   mfsdp_status status;
+  mfsdp_error why;
   MFSDP_TRY(mfsdp__ck_choose(load, name));
   status = mfsdp__ck_load_progress(load);
   if (status == MFSDP_OK) status = mfsdp__ck_open_all(load);
@@ -193,10 +217,20 @@ MFSDP_API mfsdp_status mfsdp__ck_load_phases(mfsdp__ck_load *load, const char *n
     status = mfsdp__resume_check(ck->rt, &load->loaded.progress);
   own.hash = mfsdp_hash_u64(ck->hash, (uint64_t)load->loaded.progress.step);
   MFSDP_TRY(mfsdp__ck_agree(ck, status, &own));
-  status = mfsdp__ck_load_runs(load);
-  if (status == MFSDP_OK && !load->weights_only)
-    status = mfsdp_runtime_resume(ck->rt, &load->loaded.progress);
-  return mfsdp__ck_agree(ck, status, &own);
+  status = mfsdp__ck_load_own(load);
+  why = ck->context->error;
+  status = mfsdp__ck_agree(ck, status, &own);
+  if (load->broken) mfsdp__ck_load_failed(ck, &why); /* not before: it may end the control plane */
+  return status;
+}
+
+MFSDP_API mfsdp_status mfsdp__ck_load_check_flags(mfsdp_context *context,
+                                                  const mfsdp_checkpoint_load_desc *desc) {
+  const char *what = "checkpoint load";
+  MFSDP_TRY(mfsdp__flag_check(context, what, "weights_only", desc->weights_only));
+  MFSDP_TRY(mfsdp__flag_check(context, what, "allow_missing", desc->allow_missing));
+  MFSDP_TRY(mfsdp__flag_check(context, what, "allow_unexpected", desc->allow_unexpected));
+  return mfsdp__flag_check(context, what, "convert", desc->convert);
 }
 
 /* A name as loads, strings and differences take it: of one folder here, not of an attempt. */
@@ -222,6 +256,7 @@ MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
     return MFSDP_FAIL(ck->context, MFSDP_E_ARGUMENT,
                       "checkpoint load: desc or out is NULL or of another size (use the _default "
                       "functions)");
+  MFSDP_TRY(mfsdp__ck_load_check_flags(ck->context, desc));
   if (desc->name != NULL) MFSDP_TRY(mfsdp__ck_name_check(ck, "load", desc->name));
   if (ck->rt->in_step)
     return MFSDP_FAIL(ck->context, MFSDP_E_STATE, "checkpoint load: a step is open");
@@ -240,9 +275,11 @@ MFSDP_API mfsdp_status mfsdp__ck_load_check(mfsdp_checkpoint *ck,
  * All ranks return the same status, with the message of the lowest rank that failed. Names, dtypes
  * and shapes are compared before anything is changed. E_FORMAT: they differ in a way that the
  * description does not allow, or a file is damaged (its message says how). E_IO: the disk, or
- * nothing to load; if it comes while values are read, they are undefined. E_STATE: a step is open,
- * a unit is acquired. E_ARGUMENT; E_MEMORY (headers, given back); E_TIMEOUT, E_PEER, E_MISMATCH. The
- * failure of an earlier save in the background comes first: then nothing was loaded.
+ * nothing to load; if it comes while values are read, they are undefined until a load or an init
+ * succeeds. E_STATE: a step is open, a unit is acquired. E_ARGUMENT; E_MEMORY (headers, given back);
+ * E_TIMEOUT, E_PEER, E_MISMATCH. E_BACKEND, or another error of a rank's queues: that rank's runtime
+ * has failed, and its peers learn of it at their next wait. The failure of an earlier save in the
+ * background comes first: then nothing was loaded.
  */
 MFSDP_API mfsdp_status mfsdp_checkpoint_load(mfsdp_checkpoint *ck,
                                              const mfsdp_checkpoint_load_desc *desc,

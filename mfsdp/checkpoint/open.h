@@ -33,6 +33,8 @@ typedef struct mfsdp__ck_load {
   mfsdp__ck_place *places; /* of ck->tensors */
   mfsdp_checkpoint_loaded loaded;
   char refused[200]; /* the first issue that is not allowed */
+  int32_t unread;    /* 1: values could not be read; the queues are sound */
+  int32_t broken;    /* 1: a queue of the runtime failed while values were on their way */
 } mfsdp__ck_load;
 
 /* ---- files ---- */

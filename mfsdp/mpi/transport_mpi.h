@@ -497,20 +497,33 @@ MFSDP_API mfsdp_status mfsdp__mpi_batch_reserve(mfsdp_context *context, mfsdp__m
   return MFSDP_OK;
 }
 
+MFSDP_API int mfsdp__mpi_batch_runs(const mfsdp__mpi_batch *batch) {
+  int32_t state;
+  mfsdp_mutex_lock(&batch->transport->mutex);
+  state = batch->state;
+  mfsdp_mutex_unlock(&batch->transport->mutex);
+  return state == MFSDP__MPI_RUNNING;
+}
+
 /* Until the queue is done with a batch. A queue that failed skips its batches: its own error comes
- * out, and is the first of this world. A batch that times out has the time to probe before that. */
+ * out, and is the first of this world. While the batch runs, the time-out is left to it: it counts from
+ * its last message, and asks who does not answer. */
 MFSDP_API mfsdp_status mfsdp__mpi_batch_wait(mfsdp__mpi_transport *t, mfsdp_context *context,
                                              const mfsdp__mpi_batch *batch, const char *label) {
   const int64_t longest_us = INT64_MAX - (int64_t)2 * MFSDP__MPI_PROBE_US;
   const int64_t deadline_us =
       (t->world->desc.deadline_us < longest_us ? t->world->desc.deadline_us : longest_us) +
       MFSDP__MPI_PROBE_US + MFSDP__MPI_PROBE_US / 4;
+  mfsdp_context quiet = *context; /* a wait that goes on is no error, and not logged */
   mfsdp_error why = mfsdp_error_none();
-  const mfsdp_status status =
-      t->backend->ops->event_wait(t->backend->self, context, batch->submitted, deadline_us);
+  mfsdp_status status;
+  quiet.desc.log = NULL;
+  do
+    status = t->backend->ops->event_wait(t->backend->self, &quiet, batch->submitted, deadline_us);
+  while (status == MFSDP_E_TIMEOUT && mfsdp__mpi_batch_runs(batch));
   if (status == MFSDP_OK) return MFSDP_OK;
   if (status != MFSDP_E_TIMEOUT)
-    why = *mfsdp_context_error(context);
+    why = *mfsdp_context_error(&quiet);
   else
     (void)MFSDP_ERROR_SET(
         &why, MFSDP_E_TIMEOUT, t->world->rank,

@@ -97,6 +97,7 @@ MFSDP_API const char *mfsdp__cap_against(const mfsdp_plan_caps *caps, mfsdp_plac
 /* Whether matrices may become BANDED. */
 MFSDP_API mfsdp_status mfsdp__check_banded(mfsdp_context *context, const mfsdp_plan_desc *desc) {
   const char *cap = mfsdp__cap_against(&desc->caps, MFSDP_PLACEMENT_BANDED);
+  MFSDP_TRY(mfsdp__flag_check(context, "plan", "allow_banded", desc->allow_banded));
   if (!desc->allow_banded) return MFSDP_OK;
   if (desc->banded_wire_cost < 1)
     return MFSDP_FAIL(
@@ -104,6 +105,11 @@ MFSDP_API mfsdp_status mfsdp__check_banded(mfsdp_context *context, const mfsdp_p
         "plan: allow_banded needs a banded_wire_cost of at least 1 (units of cost that a "
         "byte takes), has %lld",
         (long long)desc->banded_wire_cost);
+  if (desc->banded_message_nbytes < 0 ||
+      desc->banded_message_nbytes > MFSDP_PLAN_MAX_MESSAGE_NBYTES)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT, "plan: banded_message_nbytes is %lld, needs 0 to %lld",
+        (long long)desc->banded_message_nbytes, (long long)MFSDP_PLAN_MAX_MESSAGE_NBYTES);
   if (desc->materialize_count < 0 || desc->reduce_count < 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "plan: materialize_count is %d and reduce_count is %d, each needs at least 0",

@@ -92,6 +92,7 @@ MFSDP_API mfsdp_status mfsdp__build_alloc_plan(mfsdp__build *build) {
     plan->materialize_count = desc->materialize_count;
     plan->reduce_count = desc->reduce_count;
     plan->banded_wire_cost = desc->banded_wire_cost;
+    plan->banded_message_nbytes = desc->banded_message_nbytes;
   }
   plan->param_count = desc->param_count;
   plan->unit_count = build->unit_count;

@@ -28,6 +28,7 @@
 #define MFSDP_PLAN_MAX_ELEMENTS (INT64_C(1) << 46) /* of all tensors together, padding included */
 #define MFSDP_PLAN_MAX_PIECES (INT64_C(1) << 30)   /* of matrices, of element runs, of blocks */
 #define MFSDP_PLAN_BANDS 64 /* most row bands that a BANDED matrix is cut into */
+#define MFSDP_PLAN_MAX_MESSAGE_NBYTES (INT64_C(1) << 40) /* of banded_message_nbytes */
 
 /* ---- descriptions ---- */
 
@@ -183,19 +184,22 @@ typedef struct mfsdp_plan_desc {
   int64_t (*cost)(void *user, int32_t param, int64_t rows, int64_t cols);
   void *user; /* handed to cost */
   /* 1: OWNED matrices may become BANDED where that makes the predicted step shorter, or where
-   * caps.max_resident_nbytes cannot be kept otherwise: see plan/hybrid.h. The three fields below are
+   * caps.max_resident_nbytes cannot be kept otherwise: see plan/hybrid.h. The four fields below are
    * read only then. The canonical blocks of all MATRIX tensors are then those of BANDED ones, so that the
    * choice does not show in norms. */
   int32_t allow_banded;
   int32_t materialize_count, reduce_count; /* gathers and reduces of a unit in a step, >= 0 */
   /* Units of cost that a byte on a rank's link takes, >= 1. A unit of the Newton-Schulz cost is 2 FLOPs in
    * each of its steps, so with 5 steps: FLOP/s over 10 times the link's bytes/s. It scales what is
-   * predicted; what becomes BANDED follows from bytes alone, since homes keep their costs. */
+   * predicted; what becomes BANDED follows from bytes and messages alone, since homes keep their costs. */
   int64_t banded_wire_cost;
+  /* What a message takes beside its bytes, as the bytes that the link carries in that time: latency times
+   * rate (mfsdp_cluster_message_nbytes). 0 to MFSDP_PLAN_MAX_MESSAGE_NBYTES; 0: bytes alone decide. */
+  int64_t banded_message_nbytes;
 } mfsdp_plan_desc;
 
 /* No parameters, world 0 (invalid), BALANCED, SHARDED, one node, no caps, default cost, no matrix
- * becomes BANDED; units are gathered twice and reduced once a step. */
+ * becomes BANDED; units are gathered twice and reduced once a step; messages take nothing. */
 MFSDP_API mfsdp_plan_desc mfsdp_plan_desc_default(void) {
   mfsdp_plan_desc desc;
   memset(&desc, 0, sizeof(desc));

@@ -4,13 +4,19 @@
  *
  * Prediction of a step, in units of cost:
  *   the largest cost of a rank
- *   + banded_wire_cost * (over all units, (world - 1) * (materialize_count * G + reduce_count * R)
- *                         + 2 * E)
- * G: bytes (compute dtype) of the largest segment of the unit, which is what the busiest link of a
- *    DIRECT gather carries to or from each peer; R: the same of gradients in the wire dtype. A unit's
- *    ELEMENTWISE and FROZEN tensors count as level over all ranks, since they are placed later.
- * E: bytes (f32) of bands that the busiest link carries on their way to the homes, the sum over all
- *    matrices in bands; they come back the same way.
+ *   + banded_wire_cost * (over all units, materialize_count * G + reduce_count * R, + 2 * E)
+ * G, R and E are times of the slowest rank on one level of links, in bytes that a link carries in that
+ * time; a message costs L = banded_message_nbytes beside its bytes. They are the DIRECT of
+ * simulate/wire.h, in integers, for a cluster of one node; a test holds the two together.
+ * G: a rank with e of the unit's x extents and s of its p elements (b bytes each, compute dtype) sends
+ *    both to world - 1 peers and receives what is not its own:
+ *      max over ranks of L * max((world - 1) * e, x - e) + b * max((world - 1) * s, p - s)
+ *    Without L that is b * (world - 1) times the largest segment.
+ * R: the same of gradients in the wire dtype. A unit's ELEMENTWISE and FROZEN tensors fill the ranks up
+ *    to level in both and have no extents, since they are placed later.
+ * E: bands (f32) on their way to the homes, all that a rank has for one home in one message:
+ *      max over ranks of L * max(messages sent, received) + 4 * max(elements sent, received)
+ *    They come back the same way. The runtime needs more messages where it goes by rounds.
  *
  *   1. caps.max_resident_nbytes: a matrix that alone passes it is in bands before the planner starts
  *      (plan/place.h). Where the planner leaves a rank above it, the matrices of such ranks, by (larger
@@ -37,14 +43,20 @@ typedef struct mfsdp__hybrid {
   mfsdp__build *build;
   int64_t *rows, *cols; /* by matrix */
   int32_t *param;       /* by matrix */
+  int64_t *place;       /* by matrix: where it starts in its unit's full parameters */
+  unsigned char *opens; /* by matrix in bands: 1 if its home had none of as many blocks before */
   int64_t *held;        /* by rank: elements of the matrices of the unit at hand */
+  int32_t *extents;     /* by rank: extents of these */
   int64_t *out, *in;    /* by rank: elements of bands to homes elsewhere, from elsewhere */
-  int32_t *touched;     /* by position: ranks with an entry in held */
-  int32_t *seen;        /* by rank: 1 if it is touched */
-  mfsdp__keyed *units;  /* by largest matrix */
+  int32_t *out_count, *in_count; /* by rank: messages that carry them */
+  uint64_t *blocks;              /* by home: bit n - 1: a matrix of n blocks in bands */
+  int32_t *touched;              /* by position: ranks with an entry in held */
+  int32_t *seen;                 /* by rank: 1 if it is touched */
+  mfsdp__keyed *units;           /* by largest matrix */
   int32_t touched_count;
-  int64_t exchange; /* the largest entry of out and in */
-  int64_t wire;     /* bytes of all units on the busiest links */
+  int64_t extent_count; /* of the matrices of the unit at hand */
+  int64_t exchange;     /* E */
+  int64_t wire;         /* of all units */
   int64_t work;
 } mfsdp__hybrid;
 
@@ -56,7 +68,13 @@ MFSDP_API mfsdp_status mfsdp__hybrid_alloc(mfsdp__hybrid *hybrid, mfsdp__build *
   MFSDP__PLAN_ALLOC(context, hybrid->rows, n, "plan: rows of matrices");
   MFSDP__PLAN_ALLOC(context, hybrid->cols, n, "plan: columns of matrices");
   MFSDP__PLAN_ALLOC(context, hybrid->param, n, "plan: tensors of matrices");
+  MFSDP__PLAN_ALLOC(context, hybrid->place, n, "plan: places of matrices");
+  MFSDP__PLAN_ALLOC(context, hybrid->opens, n, "plan: first matrices of homes");
   MFSDP__PLAN_ALLOC(context, hybrid->held, world, "plan: elements of ranks");
+  MFSDP__PLAN_ALLOC(context, hybrid->extents, world, "plan: extents of ranks");
+  MFSDP__PLAN_ALLOC(context, hybrid->out_count, world, "plan: messages sent");
+  MFSDP__PLAN_ALLOC(context, hybrid->in_count, world, "plan: messages received");
+  MFSDP__PLAN_ALLOC(context, hybrid->blocks, world, "plan: blocks of homes");
   MFSDP__PLAN_ALLOC(context, hybrid->out, world, "plan: bands sent");
   MFSDP__PLAN_ALLOC(context, hybrid->in, world, "plan: bands received");
   MFSDP__PLAN_ALLOC(context, hybrid->touched, world, "plan: ranks of a unit");
@@ -71,7 +89,13 @@ MFSDP_API void mfsdp__hybrid_free(mfsdp__hybrid *hybrid, mfsdp__build *build) {
   MFSDP__PLAN_FREE(context, hybrid->rows, n);
   MFSDP__PLAN_FREE(context, hybrid->cols, n);
   MFSDP__PLAN_FREE(context, hybrid->param, n);
+  MFSDP__PLAN_FREE(context, hybrid->place, n);
+  MFSDP__PLAN_FREE(context, hybrid->opens, n);
   MFSDP__PLAN_FREE(context, hybrid->held, world);
+  MFSDP__PLAN_FREE(context, hybrid->extents, world);
+  MFSDP__PLAN_FREE(context, hybrid->out_count, world);
+  MFSDP__PLAN_FREE(context, hybrid->in_count, world);
+  MFSDP__PLAN_FREE(context, hybrid->blocks, world);
   MFSDP__PLAN_FREE(context, hybrid->out, world);
   MFSDP__PLAN_FREE(context, hybrid->in, world);
   MFSDP__PLAN_FREE(context, hybrid->touched, world);
@@ -84,14 +108,18 @@ MFSDP_API void mfsdp__hybrid_fill(mfsdp__hybrid *hybrid) {
   const mfsdp_plan *plan = hybrid->build->plan;
   int32_t u, j, matrix = 0;
   for (u = 0; u < plan->unit_count; ++u) {
+    int64_t start = 0, next = 0;
     hybrid->units[u].id = u;
     hybrid->units[u].key = 0;
-    for (j = 0; j < plan->units[u].param_count; ++j) {
+    for (j = 0; j < plan->units[u].param_count; ++j, start = next) {
       const int32_t i = plan->unit_params[plan->units[u].param_first + j];
       mfsdp__view_cursor cursor = mfsdp__view_begin();
-      if (plan->params[i].alias_of != NULL || plan->params[i].role != MFSDP_ROLE_MATRIX) continue;
+      if (plan->params[i].alias_of != NULL) continue;
+      (void)mfsdp_i64_align(start + plan->infos[i].numel, &next); /* the validator bounds it */
+      if (plan->params[i].role != MFSDP_ROLE_MATRIX) continue;
       for (; mfsdp__view_next(&plan->params[i], plan->infos[i].numel, &cursor); ++matrix) {
         hybrid->param[matrix] = i;
+        hybrid->place[matrix] = start + cursor.first;
         hybrid->rows[matrix] = cursor.rows;
         hybrid->cols[matrix] = cursor.cols;
         if (-cursor.rows * cursor.cols < hybrid->units[u].key)
@@ -153,71 +181,184 @@ MFSDP_API void mfsdp__hybrid_fit(mfsdp__hybrid *hybrid) {
   memset(hybrid->held, 0, (size_t)world * sizeof(*hybrid->held));
 }
 
-/* ---- prediction ---- */
+/* ---- the exchange ---- */
 
-MFSDP_API void mfsdp__hybrid_hold(mfsdp__hybrid *hybrid, int32_t rank, int64_t elements) {
+/* Band blocks of a matrix: 1 to 64. */
+MFSDP_API int64_t mfsdp__hybrid_blocks(int64_t rows) {
+  return mfsdp__band_count(rows, MFSDP_PLAN_BANDS);
+}
+
+/* Whether a rank has a band of any matrix with a number of blocks in the mask. */
+MFSDP_API int mfsdp__hybrid_covers(const mfsdp__hybrid *hybrid, uint64_t mask, int32_t rank) {
+  const int64_t world = hybrid->build->plan->world;
+  for (; mask != 0; mask &= mask - 1) {
+    const int64_t n = __builtin_ctzll(mask) + 1;
+    if (n * (rank + 1) / world > n * rank / world) return 1;
+  }
+  return 0;
+}
+
+MFSDP_API void mfsdp__hybrid_exchanged(mfsdp__hybrid *hybrid, int32_t rank) {
+  const int32_t count = hybrid->out_count[rank] > hybrid->in_count[rank] ? hybrid->out_count[rank]
+                                                                         : hybrid->in_count[rank];
+  const int64_t elements =
+      hybrid->out[rank] > hybrid->in[rank] ? hybrid->out[rank] : hybrid->in[rank];
+  const int64_t nbytes = hybrid->build->plan->banded_message_nbytes * count +
+                         elements * (int64_t)sizeof(float); /* below 2^60 + 2^48 */
+  if (nbytes > hybrid->exchange) hybrid->exchange = nbytes;
+}
+
+/* Adds (sign 1) or takes (-1) the bands of a matrix on their way home. The last that was added is the
+ * first to be taken. */
+MFSDP_API void mfsdp__hybrid_send(mfsdp__hybrid *hybrid, int32_t matrix, int32_t sign) {
+  const int32_t home = hybrid->build->owner[matrix];
+  const uint64_t bit = (uint64_t)1 << (mfsdp__hybrid_blocks(hybrid->rows[matrix]) - 1);
+  mfsdp__band_cursor band = mfsdp__band_begin(hybrid->rows[matrix], hybrid->build->plan->world);
+  if (sign > 0) hybrid->opens[matrix] = (hybrid->blocks[home] & bit) == 0;
+  if (hybrid->opens[matrix]) hybrid->blocks[home] &= ~bit;
+  while (mfsdp__band_next(&band)) {
+    const int64_t elements = sign * band.count * hybrid->cols[matrix];
+    --hybrid->work;
+    if (band.rank == home) continue;
+    if (hybrid->opens[matrix] && !mfsdp__hybrid_covers(hybrid, hybrid->blocks[home], band.rank)) {
+      hybrid->out_count[band.rank] += sign;
+      hybrid->in_count[home] += sign;
+    }
+    hybrid->out[band.rank] += elements;
+    hybrid->in[home] += elements;
+    if (sign > 0) mfsdp__hybrid_exchanged(hybrid, band.rank);
+  }
+  if (sign > 0 && hybrid->opens[matrix]) hybrid->blocks[home] |= bit;
+  if (sign > 0) mfsdp__hybrid_exchanged(hybrid, home);
+}
+
+/* ---- a unit ---- */
+
+MFSDP_API void mfsdp__hybrid_hold(mfsdp__hybrid *hybrid, int32_t rank, int32_t extents,
+                                  int64_t elements) {
   --hybrid->work;
   hybrid->held[rank] += elements;
+  hybrid->extents[rank] += extents;
+  hybrid->extent_count += extents;
   if (hybrid->seen[rank]) return;
   hybrid->seen[rank] = 1;
   hybrid->touched[hybrid->touched_count++] = rank;
 }
 
-/* Adds (sign 1) or takes (-1) the bands of a matrix on their way home. */
-MFSDP_API void mfsdp__hybrid_send(mfsdp__hybrid *hybrid, int32_t matrix, int32_t sign) {
-  const int32_t home = hybrid->build->owner[matrix];
-  mfsdp__band_cursor band = mfsdp__band_begin(hybrid->rows[matrix], hybrid->build->plan->world);
-  while (mfsdp__band_next(&band)) {
-    const int64_t elements = sign * band.count * hybrid->cols[matrix];
-    --hybrid->work;
-    if (band.rank == home) continue;
-    hybrid->out[band.rank] += elements;
-    hybrid->in[home] += elements;
-    if (hybrid->out[band.rank] > hybrid->exchange) hybrid->exchange = hybrid->out[band.rank];
-  }
-  if (hybrid->in[home] > hybrid->exchange) hybrid->exchange = hybrid->in[home];
-}
-
-/* What a matrix gives the ranks that hold it. */
-MFSDP_API void mfsdp__hybrid_give(mfsdp__hybrid *hybrid, int32_t matrix, int banded, int32_t sign) {
+/* What a matrix gives the ranks that hold it, each piece an extent. */
+MFSDP_API void mfsdp__hybrid_give(mfsdp__hybrid *hybrid, int32_t matrix, int32_t sign) {
   const int64_t cols = hybrid->cols[matrix];
+  const int banded = hybrid->build->banded[matrix];
   mfsdp__band_cursor band = mfsdp__band_begin(hybrid->rows[matrix], hybrid->build->plan->world);
   if (!banded)
-    mfsdp__hybrid_hold(hybrid, hybrid->build->owner[matrix], sign * hybrid->rows[matrix] * cols);
+    mfsdp__hybrid_hold(hybrid, hybrid->build->owner[matrix], sign,
+                       sign * hybrid->rows[matrix] * cols);
   while (banded && mfsdp__band_next(&band))
-    mfsdp__hybrid_hold(hybrid, band.rank, sign * band.count * cols);
+    mfsdp__hybrid_hold(hybrid, band.rank, sign, sign * band.count * cols);
 }
 
-/* Bytes on the busiest link for gathers and reduces of a unit of which `held` tells the matrices;
- * 0 if it passes 64 bits. payload: elements without and with FROZEN tensors. */
-MFSDP_API int mfsdp__hybrid_unit_wire(mfsdp__hybrid *hybrid, int32_t unit, const int64_t *payload,
+/* Takes (sign 1) one extent where the last piece of a matrix and the first of the next one are one: the
+ * same rank holds them, and they lie as in its segment, where pieces are aligned. */
+MFSDP_API void mfsdp__hybrid_join(mfsdp__hybrid *hybrid, int32_t matrix, int32_t sign) {
+  const mfsdp__build *build = hybrid->build;
+  const int32_t world = build->plan->world, next = matrix + 1;
+  int32_t last = build->owner[matrix], first = build->owner[next];
+  int64_t from = 0, rows = hybrid->rows[matrix], length = 0;
+  mfsdp__band_cursor band = mfsdp__band_begin(hybrid->rows[next], world);
+  if (build->banded[matrix]) { /* the last rank always has a band */
+    last = world - 1;
+    mfsdp_plan_band(hybrid->rows[matrix], world, last, &from, &rows);
+  }
+  if (build->banded[next] && mfsdp__band_next(&band)) first = band.rank;
+  (void)mfsdp_i64_align(rows * hybrid->cols[matrix], &length); /* the validator bounds it */
+  if (last != first ||
+      hybrid->place[next] - hybrid->place[matrix] != from * hybrid->cols[matrix] + length)
+    return;
+  hybrid->extents[last] -= sign;
+  hybrid->extent_count -= sign;
+}
+
+/* A matrix of a unit becomes BANDED. */
+MFSDP_API void mfsdp__hybrid_cut(mfsdp__hybrid *hybrid, int32_t unit, int32_t matrix) {
+  mfsdp__build *build = hybrid->build;
+  const int has_before = matrix > build->unit_first[unit];
+  const int has_next = matrix + 1 < build->unit_first[unit + 1];
+  int32_t sign;
+  for (sign = -1; sign <= 1; sign += 2) {
+    if (has_before) mfsdp__hybrid_join(hybrid, matrix - 1, sign);
+    if (has_next) mfsdp__hybrid_join(hybrid, matrix, sign);
+    mfsdp__hybrid_give(hybrid, matrix, sign);
+    build->banded[matrix] = 1;
+  }
+}
+
+/* ---- prediction ---- */
+
+/* What gathers or reduces of one kind are made of. */
+typedef struct mfsdp__hybrid_kind {
+  int64_t payload, tail; /* elements of the unit; of its tensors that are no matrices */
+  int64_t level;         /* payload over the ranks, rounded up */
+  int64_t nbytes, count; /* of an element; times in a step */
+} mfsdp__hybrid_kind;
+
+/* The time of a rank that holds `extents` and `elements` of the unit's matrices. The caller has seen
+ * that it fits. */
+MFSDP_API int64_t mfsdp__hybrid_rank_wire(const mfsdp__hybrid *hybrid,
+                                          const mfsdp__hybrid_kind *kind, int64_t extents,
+                                          int64_t elements) {
+  const mfsdp_plan *plan = hybrid->build->plan;
+  const int64_t peers = plan->world - 1;
+  int64_t messages = peers * extents, filled = elements + kind->tail, most;
+  if (hybrid->extent_count - extents > messages) messages = hybrid->extent_count - extents;
+  if (filled > kind->level) filled = kind->level;
+  if (filled < elements) filled = elements;
+  most = peers * filled;
+  if (kind->payload - filled > most) most = kind->payload - filled;
+  return plan->banded_message_nbytes * messages + kind->nbytes * most;
+}
+
+/* The slowest rank of the unit of which `held` tells the matrices; 0 if it passes 64 bits. No rank is
+ * slower than one that has the most extents and the most elements would be: what it receives is at most
+ * that from each peer. */
+MFSDP_API int mfsdp__hybrid_kind_wire(const mfsdp__hybrid *hybrid, const mfsdp__hybrid_kind *kind,
                                       int64_t *out) {
   const mfsdp_plan *plan = hybrid->build->plan;
-  const int64_t world = plan->world;
-  const int64_t counts[2] = {plan->materialize_count, plan->reduce_count};
-  const int64_t nbytes[2] = {
-      (int64_t)mfsdp_dtype_nbytes(mfsdp_plan_unit_dtype(plan, unit, MFSDP_LAYOUT_GATHER)),
-      (int64_t)mfsdp_dtype_nbytes(mfsdp_plan_unit_wire(plan, unit))};
-  int64_t largest = 0;
+  int64_t elements = kind->level, extents = 0, messages;
   int32_t i;
-  for (i = 0; i < hybrid->touched_count; ++i)
-    if (hybrid->held[hybrid->touched[i]] > largest) largest = hybrid->held[hybrid->touched[i]];
-  hybrid->work -= hybrid->touched_count;
-  *out = 0;
-  for (i = 0; i < 2; ++i) {
-    const int64_t level = payload[i] / world + (payload[i] % world != 0);
-    int64_t part = largest > level ? largest : level;
-    if (!mfsdp_i64_mul(part, nbytes[i], &part) || !mfsdp_i64_mul(part, counts[i], &part) ||
-        !mfsdp_i64_mul(part, world - 1, &part) || !mfsdp_i64_add(*out, part, out))
-      return 0;
+  for (i = 0; i < hybrid->touched_count; ++i) {
+    const int32_t rank = hybrid->touched[i];
+    if (hybrid->held[rank] > elements) elements = hybrid->held[rank];
+    if (hybrid->extents[rank] > extents) extents = hybrid->extents[rank];
   }
-  return 1;
+  if (!mfsdp_i64_mul(elements, kind->nbytes, out) ||
+      !mfsdp_i64_mul(extents, plan->banded_message_nbytes, &messages) ||
+      !mfsdp_i64_add(*out, messages, out) || !mfsdp_i64_mul(*out, plan->world - 1, out))
+    return 0;
+  if (plan->banded_message_nbytes > 0) {
+    *out = hybrid->touched_count < plan->world ? mfsdp__hybrid_rank_wire(hybrid, kind, 0, 0) : 0;
+    for (i = 0; i < hybrid->touched_count; ++i) {
+      const int32_t rank = hybrid->touched[i];
+      const int64_t one =
+          mfsdp__hybrid_rank_wire(hybrid, kind, hybrid->extents[rank], hybrid->held[rank]);
+      if (one > *out) *out = one;
+    }
+  }
+  return mfsdp_i64_mul(*out, kind->count, out);
 }
 
-/* *out = bytes of units plus those of the exchange; 0 if they pass 64 bits. */
+/* Gathers and reduces of the unit at hand; 0 if they pass 64 bits. */
+MFSDP_API int mfsdp__hybrid_unit_wire(mfsdp__hybrid *hybrid, const mfsdp__hybrid_kind *kinds,
+                                      int64_t *out) {
+  int64_t gathers, reduces;
+  hybrid->work -= hybrid->touched_count;
+  return mfsdp__hybrid_kind_wire(hybrid, &kinds[0], &gathers) &&
+         mfsdp__hybrid_kind_wire(hybrid, &kinds[1], &reduces) &&
+         mfsdp_i64_add(gathers, reduces, out);
+}
+
+/* *out = units plus the exchange, both ways; 0 if they pass 64 bits. */
 MFSDP_API int mfsdp__hybrid_total(int64_t units, int64_t exchange, int64_t *out) {
-  return mfsdp_i64_mul(exchange, 2 * (int64_t)sizeof(float), out) &&
-         mfsdp_i64_add(*out, units, out);
+  return mfsdp_i64_mul(exchange, 2, out) && mfsdp_i64_add(*out, units, out);
 }
 
 /* The prediction from bytes; the costs are what the planner made them. */
@@ -240,24 +381,42 @@ MFSDP_API int mfsdp__hybrid_predict(mfsdp__hybrid *hybrid, int64_t *out) {
 
 /* ---- units ---- */
 
-MFSDP_API void mfsdp__hybrid_payload(const mfsdp_plan *plan, int32_t unit, int64_t *payload) {
-  int32_t j;
-  payload[0] = payload[1] = 0;
+/* Gathers, then reduces, of a unit. */
+MFSDP_API void mfsdp__hybrid_kinds(const mfsdp__hybrid *hybrid, int32_t unit,
+                                   mfsdp__hybrid_kind *kinds) {
+  const mfsdp__build *build = hybrid->build;
+  const mfsdp_plan *plan = build->plan;
+  int64_t matrices = 0;
+  int32_t i, j;
+  memset(kinds, 0, 2 * sizeof(*kinds));
   for (j = 0; j < plan->units[unit].param_count; ++j) {
-    const int32_t i = plan->unit_params[plan->units[unit].param_first + j];
+    i = plan->unit_params[plan->units[unit].param_first + j];
     if (plan->params[i].alias_of != NULL) continue;
-    payload[0] += plan->infos[i].numel;
-    if (plan->params[i].role != MFSDP_ROLE_FROZEN) payload[1] += plan->infos[i].numel;
+    kinds[0].payload += plan->infos[i].numel;
+    if (plan->params[i].role != MFSDP_ROLE_FROZEN) kinds[1].payload += plan->infos[i].numel;
   }
+  for (i = build->unit_first[unit]; i < build->unit_first[unit + 1]; ++i)
+    matrices += hybrid->rows[i] * hybrid->cols[i];
+  for (i = 0; i < 2; ++i) {
+    kinds[i].tail = kinds[i].payload - matrices;
+    kinds[i].level = kinds[i].payload / plan->world + (kinds[i].payload % plan->world != 0);
+  }
+  kinds[0].count = plan->materialize_count;
+  kinds[1].count = plan->reduce_count;
+  kinds[0].nbytes =
+      (int64_t)mfsdp_dtype_nbytes(mfsdp_plan_unit_dtype(plan, unit, MFSDP_LAYOUT_GATHER));
+  kinds[1].nbytes = (int64_t)mfsdp_dtype_nbytes(mfsdp_plan_unit_wire(plan, unit));
 }
 
-/* Fills or clears (sign -1) `held` by the matrices of a unit as they are. Whatever has been touched
+/* Fills or clears (sign -1) `held` and `extents` by the matrices of a unit as they are. Whatever has been touched
  * since a unit was entered is zero again when it is left. */
 MFSDP_API void mfsdp__hybrid_enter(mfsdp__hybrid *hybrid, int32_t unit, int32_t sign) {
   const mfsdp__build *build = hybrid->build;
   int32_t i;
-  for (i = build->unit_first[unit]; i < build->unit_first[unit + 1]; ++i)
-    mfsdp__hybrid_give(hybrid, i, build->banded[i], sign);
+  for (i = build->unit_first[unit]; i < build->unit_first[unit + 1]; ++i) {
+    mfsdp__hybrid_give(hybrid, i, sign);
+    if (i + 1 < build->unit_first[unit + 1]) mfsdp__hybrid_join(hybrid, i, sign);
+  }
 }
 
 MFSDP_API void mfsdp__hybrid_leave(mfsdp__hybrid *hybrid, int32_t unit) {
@@ -266,17 +425,18 @@ MFSDP_API void mfsdp__hybrid_leave(mfsdp__hybrid *hybrid, int32_t unit) {
     hybrid->seen[hybrid->touched[--hybrid->touched_count]] = 0;
 }
 
-/* Bytes of all units as they are, and of bands that are there already. */
+/* All units as they are, and the bands that are there already. */
 MFSDP_API int mfsdp__hybrid_start(mfsdp__hybrid *hybrid) {
   const mfsdp__build *build = hybrid->build;
   int32_t u, i;
   hybrid->wire = 0;
   for (u = 0; u < build->unit_count; ++u) {
-    int64_t payload[2], wire;
+    mfsdp__hybrid_kind kinds[2];
+    int64_t wire = 0;
     int ok;
-    mfsdp__hybrid_payload(build->plan, u, payload);
+    mfsdp__hybrid_kinds(hybrid, u, kinds);
     mfsdp__hybrid_enter(hybrid, u, 1);
-    ok = mfsdp__hybrid_unit_wire(hybrid, u, payload, &wire);
+    ok = mfsdp__hybrid_unit_wire(hybrid, kinds, &wire);
     mfsdp__hybrid_leave(hybrid, u);
     if (!ok || !mfsdp_i64_add(hybrid->wire, wire, &hybrid->wire)) return 0;
   }
@@ -292,22 +452,21 @@ MFSDP_API void mfsdp__hybrid_unit(mfsdp__hybrid *hybrid, int32_t unit) {
   mfsdp__build *build = hybrid->build;
   const int32_t count =
       mfsdp__hybrid_sort(hybrid, build->unit_first[unit], build->unit_first[unit + 1]);
-  int64_t payload[2], before, best, best_wire, best_exchange = hybrid->exchange;
+  mfsdp__hybrid_kind kinds[2];
+  int64_t before, best, best_wire, best_exchange = hybrid->exchange;
   int32_t k, chosen = 0;
   if (count == 0) return;
-  mfsdp__hybrid_payload(build->plan, unit, payload);
+  mfsdp__hybrid_kinds(hybrid, unit, kinds);
   mfsdp__hybrid_enter(hybrid, unit, 1);
-  if (!mfsdp__hybrid_unit_wire(hybrid, unit, payload, &before)) before = 0;
+  if (!mfsdp__hybrid_unit_wire(hybrid, kinds, &before)) before = 0;
   best_wire = before;
   if (!mfsdp__hybrid_total(before, hybrid->exchange, &best)) best = INT64_MAX;
   for (k = 0; k < count && hybrid->work > 0; ++k) {
     const int32_t matrix = build->items[k].id;
     int64_t wire, total;
-    mfsdp__hybrid_give(hybrid, matrix, 0, -1);
-    mfsdp__hybrid_give(hybrid, matrix, 1, 1);
+    mfsdp__hybrid_cut(hybrid, unit, matrix);
     mfsdp__hybrid_send(hybrid, matrix, 1);
-    build->banded[matrix] = 1;
-    if (!mfsdp__hybrid_unit_wire(hybrid, unit, payload, &wire) ||
+    if (!mfsdp__hybrid_unit_wire(hybrid, kinds, &wire) ||
         !mfsdp__hybrid_total(wire, hybrid->exchange, &total) || total >= best)
       continue;
     best = total;

@@ -170,6 +170,10 @@ MFSDP_API mfsdp_status mfsdp__param_check_enums(mfsdp_context *context, const mf
     if (mfsdp_dtype_nbytes(dtypes[i]) == 0)
       return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                                "dtype %s is %d, needs an mfsdp_dtype", names[i], (int)dtypes[i]);
+  if ((param->is_slice | param->local_matrix_ok) & ~1)
+    return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
+                             "is_slice is %d and local_matrix_ok is %d, each needs 0 or 1",
+                             (int)param->is_slice, (int)param->local_matrix_ok);
   if (strcmp(mfsdp_placement_name(param->placement), "invalid") == 0)
     return MFSDP__PARAM_FAIL(context, MFSDP_E_ARGUMENT, index, param,
                              "placement is %d, needs an mfsdp_placement", (int)param->placement);

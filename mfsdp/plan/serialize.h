@@ -6,11 +6,11 @@
  *   mfsdp_plan_serialize(&context, plan, NULL, 0, &nbytes);          // query, then fill
  *   mfsdp_plan_serialize(&context, plan, buffer, nbytes, &nbytes);
  *
- * Format, version 3. Integers are little-endian two's complement, nothing is padded. A string is a
+ * Format, version 4. Integers are little-endian two's complement, nothing is padded. A string is a
  * u32 length and its bytes.
  *   "MFSDPPLN" u32 version  u32 world  u32 planner  u32 residency  u32 param_count  u32 unit_count
  *   i64 max_resident_nbytes max_gamma_permille max_owners  (2^63 - 1: no cap)
- *   u32 allow_banded materialize_count reduce_count  i64 banded_wire_cost
+ *   u32 allow_banded materialize_count reduce_count  i64 banded_wire_cost banded_message_nbytes
  *   u32 node_count  i32 node_of_rank[node_count]  (node_count: 0 or world)
  *   per parameter in declared order:
  *     string name  string alias_of ("" if none)  u32 ndim unit hyper_group  i64 shape[ndim]
@@ -107,7 +107,7 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
   sink->nbytes = 0;
   sink->hash = MFSDP_HASH_SEED;
   mfsdp__sink_bytes(sink, "MFSDPPLN", 8);
-  mfsdp__sink_integer(sink, 3, 4);
+  mfsdp__sink_integer(sink, 4, 4);
   mfsdp__sink_integer(sink, plan->world, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->planner, 4);
   mfsdp__sink_integer(sink, (int64_t)plan->residency, 4);
@@ -120,6 +120,7 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
   mfsdp__sink_integer(sink, plan->materialize_count, 4);
   mfsdp__sink_integer(sink, plan->reduce_count, 4);
   mfsdp__sink_integer(sink, plan->banded_wire_cost, 8);
+  mfsdp__sink_integer(sink, plan->banded_message_nbytes, 8);
   mfsdp__sink_integer(sink, (int64_t)plan->node_count, 4);
   for (i = 0; i < (int32_t)plan->node_count; ++i)
     mfsdp__sink_integer(sink, plan->node_of_rank[i], 4);
@@ -132,7 +133,7 @@ MFSDP_API void mfsdp__sink_plan(mfsdp__sink *sink, const mfsdp_plan *plan) {
  * and what allow_banded needs: NULL behind the last.
  */
 MFSDP_API const char *mfsdp_plan_setting_name(int32_t setting) {
-  static const char *const names[10] = {"planner",
+  static const char *const names[11] = {"planner",
                                         "residency",
                                         "caps.max_resident_nbytes",
                                         "caps.max_gamma_permille",
@@ -141,13 +142,14 @@ MFSDP_API const char *mfsdp_plan_setting_name(int32_t setting) {
                                         "allow_banded",
                                         "materialize_count",
                                         "reduce_count",
-                                        "banded_wire_cost"};
-  return setting >= 0 && setting < 10 ? names[setting] : NULL;
+                                        "banded_wire_cost",
+                                        "banded_message_nbytes"};
+  return setting >= 0 && setting < 11 ? names[setting] : NULL;
 }
 
 /* Hash of one of them: the first that differs between ranks is the one to name. 0 out of range. */
 MFSDP_API uint64_t mfsdp_plan_setting_hash(const mfsdp_plan *plan, int32_t setting) {
-  const int64_t values[10] = {(int64_t)plan->planner,
+  const int64_t values[11] = {(int64_t)plan->planner,
                               (int64_t)plan->residency,
                               plan->caps.max_resident_nbytes,
                               plan->caps.max_gamma_permille,
@@ -156,7 +158,8 @@ MFSDP_API uint64_t mfsdp_plan_setting_hash(const mfsdp_plan *plan, int32_t setti
                               plan->allow_banded,
                               plan->materialize_count,
                               plan->reduce_count,
-                              plan->banded_wire_cost};
+                              plan->banded_wire_cost,
+                              plan->banded_message_nbytes};
   uint64_t hash = MFSDP_HASH_SEED;
   size_t i;
   if (mfsdp_plan_setting_name(setting) == NULL) return 0;

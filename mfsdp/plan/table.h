@@ -44,7 +44,7 @@ struct mfsdp_plan {
   mfsdp_plan_caps caps;
   int32_t world, param_count, unit_count, piece_count, segment_count, block_count;
   int32_t allow_banded, materialize_count, reduce_count;
-  int64_t banded_wire_cost;
+  int64_t banded_wire_cost, banded_message_nbytes;
   int64_t predicted_owned, predicted; /* with allow_banded: see plan/hybrid.h */
   uint64_t hash;
   mfsdp_param *params; /* copies: names point into `names`, part_rows into `part_rows` */

@@ -80,6 +80,16 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_loss_scale(mfsdp_context *context,
   return MFSDP_OK;
 }
 
+MFSDP_API mfsdp_status mfsdp__runtime_check_flags(mfsdp_context *context,
+                                                  const mfsdp_runtime_desc *desc) {
+  const char *what = "runtime";
+  MFSDP_TRY(mfsdp__flag_check(context, what, "reshard_after_forward", desc->reshard_after_forward));
+  MFSDP_TRY(mfsdp__flag_check(context, what, "local_accumulation", desc->local_accumulation));
+  MFSDP_TRY(mfsdp__flag_check(context, what, "weighted", desc->weighted));
+  MFSDP_TRY(mfsdp__flag_check(context, what, "narrow_sums", desc->narrow_sums));
+  return mfsdp__flag_check(context, what, "step_in_backward", desc->step_in_backward);
+}
+
 MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
                                                    const mfsdp_runtime_desc *desc) {
   if (desc->active_units < 1 || desc->active_grads < 1)
@@ -130,6 +140,7 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_options(mfsdp_context *context,
         context, MFSDP_E_ARGUMENT,
         "runtime: needs a group made by mfsdp_group_default, up to 1024, has %d groups",
         (int)desc->group_count);
+  MFSDP_TRY(mfsdp__runtime_check_flags(context, desc));
   MFSDP_TRY(mfsdp__runtime_check_counts(context, desc));
   MFSDP_TRY(mfsdp_schedule_check(context, &desc->schedule));
   MFSDP_TRY(mfsdp__runtime_check_unsupported(context, desc));

@@ -73,8 +73,10 @@ MFSDP_API mfsdp_status mfsdp__resume_check(mfsdp_runtime *rt, const mfsdp_progre
   return MFSDP_OK;
 }
 
-/* The count that the verdict's fold goes on from, on the device. */
-MFSDP_API mfsdp_status mfsdp__resume_scalars(mfsdp_runtime *rt, int64_t applied_steps) {
+/* The count that the verdict's fold goes on from, on the device. A failed queue marks the runtime
+ * failed; with `broken` it says so there, and the caller does it, after a last word with the peers. */
+MFSDP_API mfsdp_status mfsdp__resume_scalars(mfsdp_runtime *rt, int64_t applied_steps,
+                                             int32_t *broken) {
   const mfsdp_backend_ops *ops = rt->backend->ops;
   const size_t count = (size_t)rt->hyper_count;
   mfsdp_step_scalars *scalars;
@@ -93,11 +95,27 @@ MFSDP_API mfsdp_status mfsdp__resume_scalars(mfsdp_runtime *rt, int64_t applied_
   if (status == MFSDP_OK)
     status = ops->event_wait(rt->backend->self, rt->context, rt->compute_done, rt->deadline_us);
   if (status != MFSDP_OK) {
-    (void)mfsdp__runtime_failed(rt, status);
+    if (broken != NULL)
+      *broken = 1;
+    else
+      (void)mfsdp__runtime_failed(rt, status);
     mfsdp__runtime_drain(rt); /* the queue may still read the table */
   }
   mfsdp_table_free(rt->context, memory, count, sizeof(*scalars));
   return status;
+}
+
+/* Sets all counts. `broken`: see mfsdp__resume_scalars. */
+MFSDP_API mfsdp_status mfsdp__resume_counts(mfsdp_runtime *rt, const mfsdp_progress *progress,
+                                            int32_t *broken) {
+  MFSDP_TRY(mfsdp__resume_scalars(rt, progress->applied_steps, broken));
+  MFSDP_TRY(mfsdp_optimizer_resume(rt->context, rt->optimizer, progress->step));
+  rt->step_index = progress->step;
+  rt->skipped_steps = progress->skipped_steps;
+  rt->loss_scale = progress->loss_scale;
+  rt->steps_since_skip = progress->steps_since_skip;
+  memset(&rt->last_verdict, 0, sizeof(rt->last_verdict));
+  return MFSDP_OK;
 }
 
 /*
@@ -111,14 +129,7 @@ MFSDP_API mfsdp_status mfsdp_runtime_resume(mfsdp_runtime *rt, const mfsdp_progr
   MFSDP_TRY(mfsdp__runtime_usable(rt));
   MFSDP_TRY(mfsdp__resume_check(rt, progress));
   MFSDP_TRY(mfsdp__step_harvest(rt));
-  MFSDP_TRY(mfsdp__resume_scalars(rt, progress->applied_steps));
-  MFSDP_TRY(mfsdp_optimizer_resume(rt->context, rt->optimizer, progress->step));
-  rt->step_index = progress->step;
-  rt->skipped_steps = progress->skipped_steps;
-  rt->loss_scale = progress->loss_scale;
-  rt->steps_since_skip = progress->steps_since_skip;
-  memset(&rt->last_verdict, 0, sizeof(rt->last_verdict));
-  return MFSDP_OK;
+  return mfsdp__resume_counts(rt, progress, NULL);
 }
 
 /* The group's piece `owned->piece`, if it is this rank's. */

@@ -78,6 +78,19 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_cluster_validate(mfsdp_context *conte
   return MFSDP_OK;
 }
 
+/*
+ * A message's latency as bytes that its link carries in that time, rounded: what a planner of `world`
+ * ranks is told as mfsdp_plan_desc.banded_message_nbytes. The network's where the ranks are on several
+ * nodes, a node's otherwise; at most MFSDP_PLAN_MAX_MESSAGE_NBYTES. cluster: valid.
+ */
+MFSDP_API int64_t mfsdp_cluster_message_nbytes(const mfsdp_cluster *cluster, int32_t world) {
+  const double nbytes = world > cluster->ranks_per_node
+                            ? cluster->net_latency_us * 1e-6 * cluster->net_nbytes_per_s
+                            : cluster->node_latency_us * 1e-6 * cluster->node_nbytes_per_s;
+  if (!(nbytes < (double)MFSDP_PLAN_MAX_MESSAGE_NBYTES)) return MFSDP_PLAN_MAX_MESSAGE_NBYTES;
+  return (int64_t)(nbytes + 0.5);
+}
+
 /* ---- what is asked ---- */
 
 /* The algorithms of collective.h, which stands above this header; the values are the same. */
@@ -90,11 +103,12 @@ typedef enum mfsdp_sim_algorithm {
 
 /* Who holds what between steps and who computes the update; formulas in simulate/step.h. */
 typedef enum mfsdp_sim_strategy {
-  MFSDP_SIM_OWNER = 1, /* MatrixFSDP: whole matrices on owners, no optimizer traffic */
-  MFSDP_SIM_GATHER,    /* FSDP2 slices; each matrix is gathered, every rank updates all of it */
-  MFSDP_SIM_SHARDED,   /* FSDP2 slices; each matrix product gathers an operand, work is shared */
-  MFSDP_SIM_EXCHANGE,  /* FSDP2 slices; all-to-all to the owner, update there, and back */
-  MFSDP_SIM_ZERO1,     /* full parameters everywhere; owners update and broadcast */
+  MFSDP_SIM_OWNER =
+      1,              /* MatrixFSDP: the plan as it is; only BANDED matrices travel to be updated */
+  MFSDP_SIM_GATHER,   /* FSDP2 slices; each matrix is gathered, every rank updates all of it */
+  MFSDP_SIM_SHARDED,  /* FSDP2 slices; each matrix product gathers an operand, work is shared */
+  MFSDP_SIM_EXCHANGE, /* FSDP2 slices; all-to-all to the owner, update there, and back */
+  MFSDP_SIM_ZERO1,    /* full parameters everywhere; owners update and broadcast */
   MFSDP_SIM_REPLICATED /* everything everywhere; sums of gradients go to all, who update alike */
 } mfsdp_sim_strategy;
 #define MFSDP_SIM_STRATEGY_COUNT 7 /* entry 0 stays empty, so that a strategy is an index */
@@ -113,13 +127,15 @@ typedef struct mfsdp_sim_desc {
   double matrix_update_nbytes;   /* memory traffic of a matrix element's update, products apart */
   double element_update_nbytes;  /* the same of an ELEMENTWISE element */
   size_t chunk_nbytes;           /* of RING, and of DIRECT reductions; >= 1 */
+  int32_t banded_everywhere; /* BANDED matrices of the plan: 0: homes update them, 1: all ranks */
 } mfsdp_sim_desc;
 
 /*
- * OWNER by DIRECT, two gathers and one reduction, five Newton-Schulz steps, chunks of 256 KiB. The
- * update's memory traffic assumes f32 masters and momenta and a bf16 copy. Muon 28: gradient read,
- * momentum and master read and written, direction written and read in bf16, copy written, rounded
- * up; AdamW 30: gradient read, two moments and master read and written, copy written.
+ * OWNER by DIRECT, two gathers and one reduction, five Newton-Schulz steps, chunks of 256 KiB, bands
+ * updated at home. The update's memory traffic assumes f32 masters and momenta and a bf16 copy.
+ * Muon 28: gradient read, momentum and master read and written, direction written and read in bf16,
+ * copy written, rounded up; AdamW 30: gradient read, two moments and master read and written, copy
+ * written.
  */
 MFSDP_API mfsdp_sim_desc mfsdp_sim_desc_default(void) {
   mfsdp_sim_desc desc;
@@ -229,6 +245,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_sim_desc_validate(mfsdp_context *cont
                       "simulate: algorithm is %d, needs an mfsdp_sim_algorithm",
                       (int)desc->algorithm);
   MFSDP_TRY(mfsdp__sim_check_counts(context, desc));
+  MFSDP_TRY(mfsdp__flag_check(context, "simulate", "banded_everywhere", desc->banded_everywhere));
   return mfsdp_cluster_validate(context, desc->cluster);
 }
 

@@ -8,13 +8,17 @@
  * Collectives are those of simulate/wire.h. "Slices": every rank has ceil(elements / W) of each
  * unit, or of each matrix where matrices travel, padded to equal length; they move by NATIVE.
  *
- * OWNER (MatrixFSDP). Materialize and reduce: the plan's segments, unit by unit, by `algorithm`
- *   (RING and HIERARCHICAL reductions carry fp32 partial sums, the others the wire dtype).
- * Optimizer: no matrix bytes; max over ranks of the sum over its matrices of 2 steps s^2 (2 l + s)
- * / F + matrix_us + m matrix_update_nbytes / b_memory, and over its ELEMENTWISE elements of
- * element_update_nbytes / b_memory. GATHER (Muon over FSDP2 slices, every rank redundantly). Units
- * move as slices. Optimizer: one all-gather of each matrix's gradient slices; then all M matrices
- * on every rank; element-wise work is 1/W of the total. SHARDED (Muon on sharded tensors, each
+ * OWNER (MatrixFSDP): the plan as it is. Materialize and reduce: the plan's segments, unit by unit,
+ *   by `algorithm` (RING and HIERARCHICAL reductions carry fp32 partial sums, the others the wire
+ *   dtype).
+ * Optimizer: no bytes of OWNED matrices; max over ranks of the sum over its matrices of 2 steps
+ * s^2 (2 l + s) / F + matrix_us + m matrix_update_nbytes / b_memory, and over its ELEMENTWISE
+ * elements of element_update_nbytes / b_memory. Of a BANDED matrix the products count for its home
+ * (banded_everywhere: for every rank), the elements of bands for the ranks that hold them, and the
+ * bands travel as simulate/banded.h says.
+ * GATHER (Muon over FSDP2 slices, every rank redundantly). Units move as slices. Optimizer: one
+ * all-gather of each matrix's gradient slices; then all M matrices on every rank; element-wise
+ * work is 1/W of the total. SHARDED (Muon on sharded tensors, each
  * product run by the tensor library). As GATHER, but every Newton-Schulz step gathers the second
  * operand of its three products, X, A and X, that is 2 s l + s^2 elements in three all-gathers, and
  * does 1/W of the FLOPs. EXCHANGE. As GATHER, but the slices of each matrix go to its owner, which
@@ -35,7 +39,7 @@
 #ifndef MFSDP_SIMULATE_STEP_H
 #define MFSDP_SIMULATE_STEP_H
 
-#include "wire.h"
+#include "banded.h"
 
 /* A prediction in the making; tables have `world` entries. */
 typedef struct mfsdp__sim {
@@ -202,7 +206,7 @@ MFSDP_API mfsdp_status mfsdp__sim_replicas(mfsdp__sim *sim) {
 MFSDP_API mfsdp_status mfsdp__sim_matrix_us(const mfsdp__sim *sim, const mfsdp_piece *piece,
                                             double *product_us) {
   int64_t units;
-  if (!mfsdp_cost_newton_schulz_units(piece->rows, piece->cols, &units))
+  if (!mfsdp_cost_newton_schulz_units(piece->matrix_rows, piece->cols, &units))
     return mfsdp__sim_overflow(sim, "the operations of a matrix");
   *product_us = mfsdp__sim_us(2.0 * sim->ask.newton_schulz_steps * (double)units,
                               sim->ask.cluster->flops_per_s);
@@ -264,9 +268,27 @@ MFSDP_API mfsdp_status mfsdp__sim_exchange(mfsdp__sim *sim) {
   return MFSDP_OK;
 }
 
+/* Whether a piece's matrix is updated alike on all ranks. */
+MFSDP_API int mfsdp__sim_alike(const mfsdp__sim *sim, const mfsdp_piece *piece) {
+  if (piece->placement == MFSDP_PLACEMENT_BANDED) return sim->ask.banded_everywhere != 0;
+  return sim->ask.strategy == MFSDP_SIM_REPLICATED || sim->ask.strategy == MFSDP_SIM_GATHER ||
+         sim->ask.strategy == MFSDP_SIM_SHARDED;
+}
+
+/* The products of one matrix: to *shared, or to the rank that does them. */
+MFSDP_API mfsdp_status mfsdp__sim_products(mfsdp__sim *sim, const mfsdp_piece *piece,
+                                           double *shared) {
+  double us = 0.0;
+  MFSDP_TRY(mfsdp__sim_matrix_us(sim, piece, &us));
+  MFSDP_TRY(mfsdp__sim_matrix_wire(sim, piece));
+  if (sim->ask.strategy == MFSDP_SIM_SHARDED) us /= sim->world;
+  us += sim->ask.cluster->matrix_us;
+  *(mfsdp__sim_alike(sim, piece) ? shared : &sim->busy[piece->home]) += us;
+  return MFSDP_OK;
+}
+
 /* Arithmetic of the update, by rank; `shared` is what every rank does alike. */
 MFSDP_API mfsdp_status mfsdp__sim_update(mfsdp__sim *sim) {
-  const mfsdp_cluster *c = sim->ask.cluster;
   const int alike = sim->ask.strategy == MFSDP_SIM_REPLICATED; /* every rank does everything */
   const double sliced = alike ? 1.0 : 1.0 / sim->world;        /* of the element-wise work */
   double shared = 0.0;
@@ -275,22 +297,14 @@ MFSDP_API mfsdp_status mfsdp__sim_update(mfsdp__sim *sim) {
   memset(sim->segments, 0, (size_t)sim->world * sizeof(*sim->segments));
   for (i = 0; i < count; ++i) {
     const int is_matrix = pieces[i].matrix >= 0;
-    double product_us = 0.0, element_us;
+    double element_us;
     if (pieces[i].grad_unit_offset < 0) continue; /* FROZEN */
     element_us =
         mfsdp__sim_us((double)pieces[i].count * (is_matrix ? sim->ask.matrix_update_nbytes
                                                            : sim->ask.element_update_nbytes),
-                      c->memory_nbytes_per_s);
-    if (is_matrix) {
-      MFSDP_TRY(mfsdp__sim_matrix_us(sim, &pieces[i], &product_us));
-      MFSDP_TRY(mfsdp__sim_matrix_wire(sim, &pieces[i]));
-      if (sim->ask.strategy == MFSDP_SIM_SHARDED) product_us /= sim->world;
-      product_us += c->matrix_us;
-    }
-    if (alike || sim->ask.strategy == MFSDP_SIM_GATHER || sim->ask.strategy == MFSDP_SIM_SHARDED)
-      shared += product_us;
-    else
-      sim->busy[pieces[i].owner] += product_us;
+                      sim->ask.cluster->memory_nbytes_per_s);
+    if (is_matrix && pieces[i].first == pieces[i].matrix_first) /* else a band, but the first */
+      MFSDP_TRY(mfsdp__sim_products(sim, &pieces[i], &shared));
     if (mfsdp__sim_owned(sim) && !alike)
       sim->busy[pieces[i].owner] += element_us;
     else
@@ -398,6 +412,20 @@ MFSDP_API mfsdp_status mfsdp__sim_traffic(mfsdp__sim *sim) {
   return MFSDP_OK;
 }
 
+/* What BANDED matrices of the plan send to be updated. */
+MFSDP_API mfsdp_status mfsdp__sim_bands(mfsdp__sim *sim) {
+  int32_t count, i, banded = 0;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(sim->ask.plan, -1, &count);
+  for (i = 0; i < count && !banded; ++i)
+    banded = pieces[i].placement == MFSDP_PLACEMENT_BANDED;
+  if (!banded) return MFSDP_OK;
+  if (sim->ask.banded_everywhere)
+    return mfsdp__sim_bands_gather(sim->context, &sim->ask, sim->segments,
+                                   &sim->out->optimizer_wire_us, sim->optimizer);
+  return mfsdp__sim_homes_exchange(sim->context, sim->ask.plan, sim->ask.cluster,
+                                   &sim->out->optimizer_wire_us, sim->optimizer);
+}
+
 MFSDP_API double mfsdp__sim_verdict_us(const mfsdp__sim *sim) {
   const mfsdp_cluster *c = sim->ask.cluster;
   const int64_t ranks = (int64_t)sim->world * sim->ask.replica_count;
@@ -416,6 +444,7 @@ MFSDP_API mfsdp_status mfsdp__sim_run(mfsdp__sim *sim) {
   MFSDP_TRY(mfsdp__sim_traffic(sim));
   MFSDP_TRY(mfsdp__sim_replicas(sim));
   MFSDP_TRY(mfsdp__sim_update(sim));
+  MFSDP_TRY(mfsdp__sim_bands(sim));
   MFSDP_TRY(mfsdp__sim_spread(sim, sim->materialize, sim->sliced[0], &out->materialize_nbytes));
   MFSDP_TRY(mfsdp__sim_spread(sim, sim->reduce, sim->sliced[1], &out->reduce_nbytes));
   MFSDP_TRY(mfsdp__sim_spread(sim, sim->optimizer, sim->sliced[2], &out->optimizer_nbytes));
@@ -429,27 +458,31 @@ MFSDP_API mfsdp_status mfsdp__sim_run(mfsdp__sim *sim) {
   return MFSDP_OK;
 }
 
-/* Strategies are asked of plans whose matrices lie whole on owners: what else a matrix may do is a
- * strategy of its own here. */
-MFSDP_API mfsdp_status mfsdp__sim_check_plan(mfsdp_context *context, const mfsdp_plan *plan) {
+/* OWNER is the plan as it is. The others are asked of a plan whose matrices lie whole on owners: what
+ * else a matrix may do is a strategy of its own there. */
+MFSDP_API mfsdp_status mfsdp__sim_check_plan(mfsdp_context *context, const mfsdp_sim_desc *desc) {
   int32_t count, i;
-  const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(desc->plan, -1, &count);
   for (i = 0; i < count; ++i)
-    if (pieces[i].placement != MFSDP_PLACEMENT_OWNED)
-      return MFSDP_FAIL(context, MFSDP_E_UNSUPPORTED,
-                        "simulate: params[%d] '%.100s' is %s in the plan, needs owned: strategies "
-                        "are told by desc.strategy",
-                        (int)pieces[i].param, mfsdp_plan_param(plan, pieces[i].param)->name,
-                        mfsdp_placement_name(pieces[i].placement));
+    if (pieces[i].placement == MFSDP_PLACEMENT_REPLICATED ||
+        (pieces[i].placement == MFSDP_PLACEMENT_BANDED && desc->strategy != MFSDP_SIM_OWNER))
+      return MFSDP_FAIL(
+          context, MFSDP_E_UNSUPPORTED,
+          "simulate: params[%d] '%.100s' is %s in the plan, strategy %s needs owned%s",
+          (int)pieces[i].param, mfsdp_plan_param(desc->plan, pieces[i].param)->name,
+          mfsdp_placement_name(pieces[i].placement), mfsdp_sim_strategy_name(desc->strategy),
+          desc->strategy == MFSDP_SIM_OWNER ? " or banded" : "");
   return MFSDP_OK;
 }
 
 /*
  * Predicts one step. *result must come from mfsdp_sim_result_default. ranks: receives the first
  * min(capacity, world) ranks; NULL if capacity is 0. A pure function of its arguments; complete on
- * return. E_ARGUMENT names what is wrong, E_UNSUPPORTED a parameter of the plan that is not OWNED;
+ * return. E_ARGUMENT names what is wrong, E_UNSUPPORTED a parameter whose placement in the plan the
+ * strategy cannot have: OWNED always may be, BANDED by OWNER alone, REPLICATED never.
  * E_OVERFLOW if bytes or operations pass 64 bits; E_MEMORY.
- * Scratch of O(world) is given back. O(pieces + units * world) time.
+ * Scratch of O(world) is given back, with bands O(world + pieces). O(pieces + units * world) time;
+ * banded_everywhere adds O(matrices * world).
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_simulate(mfsdp_context *context,
                                                     const mfsdp_sim_desc *desc,
@@ -459,7 +492,7 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_simulate(mfsdp_context *context,
   mfsdp_status status;
   int32_t r;
   MFSDP_TRY(mfsdp_sim_desc_validate(context, desc));
-  MFSDP_TRY(mfsdp__sim_check_plan(context, desc->plan));
+  MFSDP_TRY(mfsdp__sim_check_plan(context, desc));
   if (result == NULL || capacity < 0 || (ranks == NULL && capacity > 0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "simulate: result and room for capacity %d are needed", (int)capacity);

@@ -109,6 +109,49 @@ MFSDP_API void mfsdp__sim_load_add(mfsdp__sim_load *sum, mfsdp__sim_load one) {
   sum->messages += one.messages;
 }
 
+/* ---- ports ---- */
+
+/* Messages and bytes through one port. Doubles: products of counts pass 64 bits, and as times they
+ * need no more digits. */
+typedef struct mfsdp__sim_port {
+  double messages, nbytes;
+} mfsdp__sim_port;
+
+/* What one rank exchanges point to point with ranks of its node (near) and of others (far). */
+typedef struct mfsdp__sim_ports {
+  mfsdp__sim_port near_out, near_in, far_out, far_in;
+} mfsdp__sim_ports;
+
+/* The slowest rank so far, and what its node has sent into the network and received from it. */
+typedef struct mfsdp__sim_slowest {
+  double us, node_out, node_in;
+} mfsdp__sim_slowest;
+
+/* One rank alone: it starts its messages one after the other, its ports work at the same time. */
+MFSDP_API double mfsdp__sim_ports_us(const mfsdp_cluster *c, const mfsdp__sim_ports *p) {
+  const double send =
+      p->near_out.messages * c->node_latency_us + p->far_out.messages * c->net_latency_us;
+  const double receive =
+      p->near_in.messages * c->node_latency_us + p->far_in.messages * c->net_latency_us;
+  return mfsdp__sim_max(send, receive) +
+         mfsdp__sim_max(mfsdp__sim_us(mfsdp__sim_max(p->near_out.nbytes, p->near_in.nbytes),
+                                      c->node_nbytes_per_s),
+                        mfsdp__sim_us(mfsdp__sim_max(p->far_out.nbytes, p->far_in.nbytes),
+                                      c->net_nbytes_per_s));
+}
+
+/* Ranks come by rising number: those of a node share its network. */
+MFSDP_API void mfsdp__sim_slowest_add(const mfsdp_cluster *c, int32_t rank,
+                                      const mfsdp__sim_ports *ports, mfsdp__sim_slowest *slowest) {
+  if (rank % c->ranks_per_node == 0) slowest->node_out = slowest->node_in = 0.0;
+  slowest->node_out += ports->far_out.nbytes;
+  slowest->node_in += ports->far_in.nbytes;
+  slowest->us = mfsdp__sim_max(slowest->us, mfsdp__sim_ports_us(c, ports));
+  slowest->us =
+      mfsdp__sim_max(slowest->us, mfsdp__sim_us(mfsdp__sim_max(slowest->node_out, slowest->node_in),
+                                                c->net_node_nbytes_per_s));
+}
+
 /* ---- DIRECT ---- */
 
 MFSDP_API mfsdp__sim_load mfsdp__sim_direct_load(const mfsdp__sim_wire *w, int32_t rank) {
@@ -117,26 +160,28 @@ MFSDP_API mfsdp__sim_load mfsdp__sim_direct_load(const mfsdp__sim_wire *w, int32
   return load;
 }
 
-/* One rank's time, as in the head of this file, for a gather; reversed for a reduce. */
-MFSDP_API double mfsdp__sim_direct_rank(const mfsdp__sim_wire *w, mfsdp__sim_load own,
-                                        mfsdp__sim_load node, mfsdp__sim_load all, int32_t size) {
-  const mfsdp_cluster *c = w->cluster;
-  const double near = size - 1, far = w->world - size;
-  const double send = (double)own.messages * (near * c->node_latency_us + far * c->net_latency_us);
-  const double receive = (double)(node.messages - own.messages) * c->node_latency_us +
-                         (double)(all.messages - node.messages) * c->net_latency_us;
-  const double inside =
-      mfsdp__sim_max(near * (double)own.nbytes, (double)(node.nbytes - own.nbytes));
-  const double outside =
-      mfsdp__sim_max(far * (double)own.nbytes, (double)(all.nbytes - node.nbytes));
-  return mfsdp__sim_max(send, receive) +
-         mfsdp__sim_max(mfsdp__sim_us(inside, c->node_nbytes_per_s),
-                        mfsdp__sim_us(outside, c->net_nbytes_per_s));
+MFSDP_API mfsdp__sim_port mfsdp__sim_port_of(double times, int64_t messages, int64_t nbytes) {
+  mfsdp__sim_port port;
+  port.messages = times * (double)messages;
+  port.nbytes = times * (double)nbytes;
+  return port;
+}
+
+/* One rank's ports in a gather; reversed in a reduce, which takes as long. */
+MFSDP_API mfsdp__sim_ports mfsdp__sim_direct_ports(const mfsdp__sim_wire *w, mfsdp__sim_load own,
+                                                   mfsdp__sim_load node, mfsdp__sim_load all,
+                                                   int32_t size) {
+  mfsdp__sim_ports ports;
+  ports.near_out = mfsdp__sim_port_of(size - 1, own.messages, own.nbytes);
+  ports.near_in = mfsdp__sim_port_of(1.0, node.messages - own.messages, node.nbytes - own.nbytes);
+  ports.far_out = mfsdp__sim_port_of(w->world - size, own.messages, own.nbytes);
+  ports.far_in = mfsdp__sim_port_of(1.0, all.messages - node.messages, all.nbytes - node.nbytes);
+  return ports;
 }
 
 MFSDP_API double mfsdp__sim_direct(mfsdp__sim_wire *w) {
   mfsdp__sim_load all = {0, 0};
-  double us = 0.0;
+  mfsdp__sim_slowest slowest = {0.0, 0.0, 0.0};
   int32_t k, r;
   for (r = 0; r < w->world; ++r) {
     mfsdp__sim_load_add(&all, mfsdp__sim_direct_load(w, r));
@@ -148,19 +193,18 @@ MFSDP_API double mfsdp__sim_direct(mfsdp__sim_wire *w) {
   for (k = 0; k < w->node_count; ++k) {
     const int32_t first = mfsdp__sim_node_first(w, k), size = mfsdp__sim_node_size(w, k);
     mfsdp__sim_load node = {0, 0};
-    double shared;
     for (r = first; r < first + size; ++r)
       mfsdp__sim_load_add(&node, mfsdp__sim_direct_load(w, r));
-    shared = mfsdp__sim_max((double)node.nbytes * (w->world - size),
-                            (double)size * (double)(all.nbytes - node.nbytes));
-    us = mfsdp__sim_max(us, mfsdp__sim_us(shared, w->cluster->net_node_nbytes_per_s));
-    for (r = first; r < first + size; ++r)
-      us = mfsdp__sim_max(us,
-                          mfsdp__sim_direct_rank(w, mfsdp__sim_direct_load(w, r), node, all, size));
+    for (r = first; r < first + size; ++r) {
+      const mfsdp__sim_ports ports =
+          mfsdp__sim_direct_ports(w, mfsdp__sim_direct_load(w, r), node, all, size);
+      mfsdp__sim_slowest_add(w->cluster, r, &ports, &slowest);
+    }
   }
   if (w->is_reduce)
-    us += mfsdp__sim_us((w->world + 1.0) * (double)w->largest, w->cluster->memory_nbytes_per_s);
-  return us;
+    slowest.us +=
+        mfsdp__sim_us((w->world + 1.0) * (double)w->largest, w->cluster->memory_nbytes_per_s);
+  return slowest.us;
 }
 
 /* ---- RING and NATIVE ---- */

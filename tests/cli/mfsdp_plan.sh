@@ -105,6 +105,7 @@ fi
 $program llama3-8b --world 8 --allow-banded auto --json "$work/json" >"$work/out" 2>"$work/err"
 check 'row bands: status' $? 0
 has 'row bands: what became of it' '--allow-banded: [1-9][0-9]* of 224 matrices in bands; predicted step' "$work/out"
+has 'row bands: predicted' '^  with bands direct ' "$work/out"
 has 'row bands: in JSON' '"banded":[1-9]' "$work/json"
 
 # ---- what it refuses ----

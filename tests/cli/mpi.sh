@@ -92,6 +92,7 @@ for how in kill stop silent; do
 done
 fails_as fail-kill-large MFSDP_E_TIMEOUT "$silent" '0 2 3'
 fails_as fail-kill-worker MFSDP_E_TIMEOUT "$silent" '0 2 3'
+fails_as fail-silent-behind-worker MFSDP_E_TIMEOUT "ring: rank [0-9] waited .*$silent" '0 2 3'
 fails_as fail-kill-native MFSDP_E_TIMEOUT "ring: rank [0-9] waited .* in a native collective; $silent" '0 2 3'
 fails_as fail-leave-native MFSDP_E_PEER 'for rank 1 to take part, but rank 1 has left' '0 2 3'
 fails_as fail-check-native MFSDP_E_MISMATCH 'not the same operation' '0 1 2 3'

@@ -62,7 +62,9 @@ TEST_F(Outcome, PrintsAndWrites) {
   plan_outcome_print(&out, table.file());
   plan_outcome_json(&out, 1, json.file());
   /* Every prediction once, with the number that the simulator gives. */
-  for (const plan_prediction &p : out.predictions) {
+  ASSERT_EQ(out.prediction_count, PLAN_PREDICTIONS);
+  for (int i = 0; i < PLAN_PREDICTIONS; ++i) {
+    const plan_prediction &p = out.predictions[i];
     char number[32];
     mfsdp_sim_desc desc = mfsdp_sim_desc_default();
     mfsdp_sim_result result = mfsdp_sim_result_default();
@@ -86,7 +88,8 @@ TEST_F(Outcome, PrintsAndWrites) {
   plan_outcome_free(&context_, &out);
 }
 
-/* With bands: the choice is told, the simulator is asked of the plan without. */
+/* With bands: the choice is told, the simulator is asked of the plan without, and of the one with them,
+ * which it finds shorter. */
 TEST_F(Outcome, AllowsBands) {
   plan_outcome plain, out;
   TextOutput table, json, none;
@@ -99,8 +102,28 @@ TEST_F(Outcome, AllowsBands) {
   EXPECT_EQ(out.banded_wire_cost, static_cast<int64_t>(c.flops_per_s / 10 / c.net_nbytes_per_s));
   EXPECT_GT(out.summary.banded_count, 0) << "12 layers of 4 or 6 matrices on 64 ranks";
   EXPECT_LT(out.summary.predicted, out.summary.predicted_owned);
-  for (int i = 0; i < PLAN_PREDICTIONS; ++i)
+  ASSERT_EQ(plain.prediction_count, PLAN_PREDICTIONS);
+  ASSERT_EQ(out.prediction_count, PLAN_PREDICTIONS + PLAN_BANDED);
+  for (int i = 0; i < PLAN_PREDICTIONS; ++i) {
     EXPECT_EQ(out.predictions[i].result.step_us, plain.predictions[i].result.step_us) << i;
+    EXPECT_EQ(out.predictions[i].bands, 0) << i;
+  }
+  for (int i = 0; i < PLAN_BANDED; ++i) {
+    const plan_prediction &p = out.predictions[PLAN_PREDICTIONS + i];
+    mfsdp_sim_desc desc = mfsdp_sim_desc_default();
+    mfsdp_sim_result result = mfsdp_sim_result_default();
+    desc.plan = out.plan;
+    desc.cluster = &question_.cluster;
+    desc.algorithm = plain.predictions[i].algorithm;
+    desc.chunk_nbytes = question_.chunk_nbytes;
+    desc.model_flops = question_.model_flops;
+    ASSERT_EQ(mfsdp_simulate(&context_, &desc, &result, nullptr, 0), MFSDP_OK);
+    EXPECT_EQ(p.result.step_us, result.step_us) << i;
+    EXPECT_EQ(p.algorithm, desc.algorithm) << i;
+    EXPECT_EQ(p.bands, 1) << i;
+    EXPECT_GT(p.result.optimizer_nbytes.sum, 0) << i;
+  }
+  EXPECT_LT(out.predictions[PLAN_PREDICTIONS].result.step_us, plain.predictions[0].result.step_us);
   plan_outcome_print(&out, table.file());
   plan_outcome_json(&out, 1, json.file());
   EXPECT_NE(
@@ -108,14 +131,32 @@ TEST_F(Outcome, AllowsBands) {
       std::string::npos)
       << table.text();
   EXPECT_NE(table.text().find("plan without bands"), std::string::npos);
+  EXPECT_EQ(count_of(table.text(), "  with bands "), static_cast<std::size_t>(PLAN_BANDED));
+  EXPECT_EQ(count_of(json.text(), "\"strategy\":\"with bands\""),
+            static_cast<std::size_t>(PLAN_BANDED));
   EXPECT_EQ(count_of(json.text(), "\"predicted_cost\":" + std::to_string(out.summary.predicted)),
-            static_cast<std::size_t>(PLAN_PREDICTIONS));
+            static_cast<std::size_t>(PLAN_PREDICTIONS + PLAN_BANDED));
   plan_outcome_free(&context_, &out);
   question_.banded_wire_cost = 77;
   ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &out, &error_), PLAN_OK) << error_.text;
   EXPECT_EQ(out.banded_wire_cost, 77);
   plan_outcome_free(&context_, &out);
   plan_outcome_free(&context_, &plain);
+}
+
+/* Messages so long that no band pays: the plan without, and no figures of a choice. */
+TEST_F(Outcome, AllowsBandsThatDoNotPay) {
+  plan_outcome out;
+  TextOutput table;
+  question_.banded_wire_cost = -1;
+  question_.cluster.net_latency_us = 1e6;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &out, &error_), PLAN_OK) << error_.text;
+  EXPECT_EQ(out.summary.banded_count, 0);
+  EXPECT_EQ(out.prediction_count, PLAN_PREDICTIONS);
+  plan_outcome_print(&out, table.file());
+  EXPECT_NE(table.text().find("--allow-banded: no matrix in bands, none makes"), std::string::npos)
+      << table.text();
+  plan_outcome_free(&context_, &out);
 }
 
 TEST_F(Outcome, AFailureSaysWhyAndHoldsNothing) {

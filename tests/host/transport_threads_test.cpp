@@ -603,6 +603,47 @@ TEST(TransportThreadsTest, ProgressProlongsTheWait) {
   EXPECT_TRUE(result.ok()) << result.text();
 }
 
+/* Rank 0 has more batches than its ring holds, so that its submit waits behind the first, which gets on
+ * slowly: rank 1 sends a byte every third of a deadline, and then rank 2 is to send. */
+RanksResult behind_a_slow_batch(bool rank_2_sends) {
+  RanksOptions options = short_deadline(3);
+  options.host.queue_kind = MFSDP_HOST_QUEUE_WORKER;
+  options.world.batch_count = 1;
+  return run_ranks(options, [=](Rank &rank) {
+    char bytes[6] = {0};
+    if (rank.rank == 0) {
+      std::vector<mfsdp_xfer> all;
+      for (char &byte : bytes)
+        all.push_back(receive_from(&byte == &bytes[5] ? 2 : 1, &byte, 1));
+      (void)rank.submit(all, "slow");
+      return run_batch(rank, {}, "behind it");
+    }
+    for (int i = 0; i < 5; ++i) {
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + kShortUs / 3);
+      if (rank.rank == 1) MFSDP_TRY(rank.submit({send_to(0, &bytes[i], 1)}, "slow"));
+    }
+    if (rank.rank == 2 && !rank_2_sends) /* and is in no call of ours */
+      while (rank.transport.ops->poll(rank.transport.self, &rank.context) == MFSDP_OK)
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+    if (rank.rank == 2) return run_batch(rank, {send_to(0, &bytes[5], 1)}, "slow");
+    return rank.finish();
+  });
+}
+
+TEST(TransportThreadsTest, ASubmitWaitsAsLongAsTheBatchBeforeItGetsOn) {
+  const RanksResult result = behind_a_slow_batch(true);
+  EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* Not rank 0, whose submit has waited longest. */
+TEST(TransportThreadsTest, ASubmitLeavesTheTimeOutToTheBatchBeforeIt) {
+  const RanksResult result = behind_a_slow_batch(false);
+  EXPECT_TRUE(result.clean()) << result.text();
+  EXPECT_EQ(result[0].status, MFSDP_E_TIMEOUT) << result.text();
+  EXPECT_EQ(result[0].error.culprit, 2) << result.text();
+  expect_part(result[0].error.message, "for rank 2 to send; rank 2 does not answer");
+}
+
 /* Fault b5 in small: a rank leaves early. Those who wait for it do not wait for the deadline. */
 TEST(TransportThreadsTest, ALeavingRankIsNoticedAtOnce) {
   for (int before = 0; before < 2; ++before) /* it leaves before or while the others wait */

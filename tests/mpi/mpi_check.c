@@ -522,6 +522,32 @@ static mfsdp_status natives(peer *p, uint64_t check) {
   return finish(p);
 }
 
+/* Ranks 0 and 3 submit more than the ring of batches holds, behind one that gets on slowly: rank 2 sends
+ * it something now and then, for longer than a submit has to wait, and then rank 1 is to send. */
+static mfsdp_status behind(peer *p) {
+  enum { PARTS = 4 };
+  static char in[PARTS], out;
+  mfsdp_xfer xfers[PARTS];
+  int32_t i;
+  if (p->rank == 2) {
+    xfers[0] = message(0, 1, &out, 1);
+    xfers[1] = message(3, 1, &out, 1);
+    for (i = 0; i + 1 < PARTS; ++i) {
+      mfsdp_clock_sleep_until(mfsdp_clock_us() + DEADLINE_US * 3 / 5);
+      MFSDP_TRY(submit(p, xfers, 2, 0, "ring"));
+    }
+    xfers[0] = message(1, 0, in, 1);
+    MFSDP_TRY(submit(p, xfers, 1, 0, "ring"));
+    return finish(p);
+  }
+  for (i = 0; i < PARTS; ++i)
+    xfers[i] = message(i + 1 < PARTS ? 2 : 1, 0, &in[i], 1);
+  MFSDP_TRY(submit(p, xfers, PARTS, 0, "ring"));
+  for (i = 0; i < p->world->desc.batch_count; ++i)
+    MFSDP_TRY(submit(p, NULL, 0, 0, "behind it"));
+  return finish(p);
+}
+
 static mfsdp_status fail_as(peer *p, const char *how) {
   const int culprit = p->rank == 1;
   if (strstr(how, "-kill") != NULL && culprit) (void)raise(SIGKILL);
@@ -531,7 +557,8 @@ static mfsdp_status fail_as(peer *p, const char *how) {
     return p->transport.ops->destroy(p->transport.self, &p->context);
   }
   if (strstr(how, "-silent") != NULL && culprit) { /* computes, for longer than anyone waits */
-    mfsdp_clock_sleep_until(mfsdp_clock_us() + 4 * DEADLINE_US);
+    const int64_t times = strstr(how, "-behind") != NULL ? 8 : 4;
+    mfsdp_clock_sleep_until(mfsdp_clock_us() + times * DEADLINE_US);
     return p->transport.ops->poll(p->transport.self, &p->context);
   }
   if (strstr(how, "-poison") != NULL && culprit) {
@@ -542,6 +569,7 @@ static mfsdp_status fail_as(peer *p, const char *how) {
   }
   if (strstr(how, "-native") != NULL)
     return natives(p, strstr(how, "-check") == NULL ? 0 : culprit ? 2 : 1);
+  if (strstr(how, "-behind") != NULL) return behind(p);
   if (strstr(how, "-length") != NULL) return ring(p, culprit ? 2000 : 1000, 0);
   if (strstr(how, "-check") != NULL) return ring(p, 1000, culprit ? 2 : 1);
   if (strstr(how, "-control") != NULL) return allgather(p, NULL, 0, NULL);

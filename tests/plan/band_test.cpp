@@ -553,6 +553,7 @@ TEST(PlanReplicated, SumsThatDoNotFit) {
 
 /* ---- elsewhere ---- */
 
+/* By OWNER alone, which is the plan as it is. */
 TEST(PlanBand, SimulateRefusesByName) {
   Params p;
   p.add("w", MFSDP_ROLE_MATRIX, 0, {16, 16});
@@ -564,8 +565,27 @@ TEST(PlanBand, SimulateRefusesByName) {
   mfsdp_sim_result result = mfsdp_sim_result_default();
   desc.plan = rig.plan;
   desc.cluster = &cluster;
+  EXPECT_EQ(mfsdp_simulate(&rig.context, &desc, &result, nullptr, 0), MFSDP_OK) << rig.message();
+  for (int strategy = MFSDP_SIM_GATHER; strategy < MFSDP_SIM_STRATEGY_COUNT; ++strategy) {
+    desc.strategy = static_cast<mfsdp_sim_strategy>(strategy);
+    EXPECT_EQ(mfsdp_simulate(&rig.context, &desc, &result, nullptr, 0), MFSDP_E_UNSUPPORTED);
+    EXPECT_NE(rig.message().find(std::string("params[1] 'x' is banded in the plan, strategy ") +
+                                 mfsdp_sim_strategy_name(desc.strategy) + " needs owned"),
+              std::string::npos)
+        << rig.message();
+  }
+  for (mfsdp_param &param : p.list)
+    param.placement = MFSDP_PLACEMENT_REPLICATED;
+  mfsdp_plan_desc replicated = p.desc(2);
+  replicated.residency = MFSDP_RESIDENCY_RESIDENT;
+  ASSERT_EQ(rig.create(replicated), MFSDP_OK) << rig.message();
+  desc.plan = rig.plan;
+  desc.strategy = MFSDP_SIM_OWNER;
   EXPECT_EQ(mfsdp_simulate(&rig.context, &desc, &result, nullptr, 0), MFSDP_E_UNSUPPORTED);
-  EXPECT_NE(rig.message().find("params[1] 'x' is banded"), std::string::npos) << rig.message();
+  EXPECT_NE(rig.message().find("params[0] 'w' is replicated in the plan, strategy matrixfsdp needs "
+                               "owned or banded"),
+            std::string::npos)
+      << rig.message();
 }
 
 /* Every allocation of a plan with bands fails once: a status, no leak, the next call works. */

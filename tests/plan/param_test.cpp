@@ -406,11 +406,45 @@ d.banded_wire_cost = 1;
   "'whole'", "placement is replicated", "allow_banded is 1"
 }
 }
+, {"AllowBandedFlag", BREAK{UNUSED;
+d.allow_banded = 2;
+d.banded_wire_cost = 1;
+}
+, MFSDP_E_ARGUMENT, {
+  "allow_banded is 2, needs 0 or 1"
+}
+}
+, {"AllowBandedFlagBelow", BREAK{UNUSED;
+d.allow_banded = -1;
+d.banded_wire_cost = 1;
+}
+, MFSDP_E_ARGUMENT, {
+  "allow_banded is -1, needs 0 or 1"
+}
+}
 , {"AllowBandedWireCost", BREAK{UNUSED;
 d.allow_banded = 1;
 }
 , MFSDP_E_ARGUMENT, {
   "banded_wire_cost of at least 1", "has 0"
+}
+}
+, {"AllowBandedMessageBelow", BREAK{UNUSED;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+d.banded_message_nbytes = -1;
+}
+, MFSDP_E_ARGUMENT, {
+  "banded_message_nbytes is -1", "needs 0 to 1099511627776"
+}
+}
+, {"AllowBandedMessageAbove", BREAK{UNUSED;
+d.allow_banded = 1;
+d.banded_wire_cost = 1;
+d.banded_message_nbytes = MFSDP_PLAN_MAX_MESSAGE_NBYTES + 1;
+}
+, MFSDP_E_ARGUMENT, {
+  "banded_message_nbytes is 1099511627777"
 }
 }
 , {"AllowBandedMaterialize", BREAK{UNUSED;
@@ -612,6 +646,20 @@ p[kWhole].is_slice = 1;
 }
 , MFSDP_E_ARGUMENT, {
   "'whole'", "is_slice", "local_matrix_ok"
+}
+}
+, {"SliceFlag", BREAK{UNUSED;
+p[kVector].is_slice = 2;
+}
+, MFSDP_E_ARGUMENT, {
+  "'vector'", "is_slice is 2", "needs 0 or 1"
+}
+}
+, {"LocalMatrixFlag", BREAK{UNUSED;
+p[kWhole].local_matrix_ok = -1;
+}
+, MFSDP_E_ARGUMENT, {
+  "'whole'", "local_matrix_ok is -1", "needs 0 or 1"
 }
 }
 , {"TooManyMatrices", BREAK{UNUSED;

@@ -94,6 +94,28 @@ std::vector<Rule> option_rules() {
   return rules;
 }
 
+/* Each flag with a value beside both of its own. */
+std::vector<Rule> flag_rules() {
+  const struct {
+    const char *name;
+    int32_t mfsdp_runtime_desc::*field;
+  } flags[] = {{"reshard_after_forward", &mfsdp_runtime_desc::reshard_after_forward},
+               {"local_accumulation", &mfsdp_runtime_desc::local_accumulation},
+               {"weighted", &mfsdp_runtime_desc::weighted},
+               {"narrow_sums", &mfsdp_runtime_desc::narrow_sums},
+               {"step_in_backward", &mfsdp_runtime_desc::step_in_backward}};
+  std::vector<Rule> rules;
+  for (const auto &flag : flags)
+    for (const int32_t value : {2, -1}) {
+      const auto field = flag.field;
+      rules.push_back(
+          {flag.name, MFSDP_E_ARGUMENT,
+           std::string("runtime: ") + flag.name + " is " + std::to_string(value) + ", needs 0 or 1",
+           [=](Parts *p) { p->desc->*field = value; }});
+    }
+  return rules;
+}
+
 std::vector<Rule> optimizer_rules() {
   return {
       {"no_optimizer", MFSDP_E_ARGUMENT, "optimizer: desc is NULL",
@@ -259,6 +281,11 @@ void expect_rule(const Rule &rule) {
 
 TEST(Rules, Options) {
   for (const Rule &rule : option_rules())
+    expect_rule(rule);
+}
+
+TEST(Rules, Flags) {
+  for (const Rule &rule : flag_rules())
     expect_rule(rule);
 }
 

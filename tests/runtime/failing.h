@@ -55,6 +55,12 @@ public:
   FailingBackend &operator=(const FailingBackend &) = delete;
   mfsdp_backend table;
   static bool failed() { return fault().failed; }
+  /* Counts anew, from here on; fails then as `later` says. */
+  static void arm(int64_t fail_at, bool later) {
+    fault().count = 0;
+    fault().fail_at = fail_at;
+    fault().later = later;
+  }
 
 private:
   struct Fault {

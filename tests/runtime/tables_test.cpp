@@ -268,11 +268,15 @@ private:
   bool leaves_;
 };
 
-/* What a survivor says, of a rank 2 that quits at `phase`. */
-void quits_at(const std::string &phase, bool leaves, mfsdp_host_queue_kind kind) {
-  const Job job = failing_job(kind);
+/* What a survivor says, of a rank 2 that quits at `phase`. `on_queue`: the trainers compute on queues of
+ * their own, so that submits run ahead of transfers, until the ring of `batches` is full. */
+void quits_at(const std::string &phase, bool leaves, mfsdp_host_queue_kind kind,
+              bool on_queue = false, int32_t batches = 4) {
+  Job job = failing_job(kind);
   const int64_t deadline_us = 300 * 1000;
+  job.on_queue = on_queue;
   test::RanksOptions options = test::ranks_of(job, 3);
+  options.world.batch_count = batches;
   std::atomic<int64_t> quit_us{0};
   int64_t after_us[3] = {0, 0, 0};
   options.world.deadline_us = deadline_us;
@@ -317,6 +321,45 @@ TEST(Failure, ARankStallsOrLeavesInEachPhase) {
        {"gather unit 1", "reduce unit 1", "gather verdict", "control allgather"})
     for (const bool leaves : {false, true})
       quits_at(phase, leaves, leaves ? MFSDP_HOST_QUEUE_INLINE : MFSDP_HOST_QUEUE_WORKER);
+}
+
+/* The others' submits wait as well, each behind a queue that waits: none of them is to blame. */
+TEST(Failure, ARankStallsInASubmitWhileOthersRunAhead) {
+  for (const char *phase : {"gather unit 1", "reduce unit 1", "gather verdict"})
+    for (const int32_t batches : {1, 4})
+      quits_at(phase, false, MFSDP_HOST_QUEUE_WORKER, true, batches);
+}
+
+/* A kernel on the compute queue of rank 2 that does not end while the others wait: its transfers are
+ * submitted, and stand behind it. */
+TEST(Failure, ARankStallsInAKernelOfItsComputeQueue) {
+  for (const int32_t batches : {1, 4}) {
+    Job job = failing_job(MFSDP_HOST_QUEUE_WORKER);
+    std::atomic<int32_t> waiting{2};
+    job.on_queue = true;
+    job.touch = [&](int32_t rank, const void *, std::size_t, void *, std::size_t) {
+      while (rank == 2 && waiting > 0)
+        mfsdp_clock_sleep_until(mfsdp_clock_us() + 1000);
+    };
+    test::RanksOptions options = test::ranks_of(job, 3);
+    options.world.deadline_us = 300 * 1000;
+    options.world.batch_count = batches;
+    const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+      Trainer t(&rank, &job, 1);
+      mfsdp_status status = t.create();
+      for (int64_t s = 0; s < 2 && status == MFSDP_OK; ++s)
+        status = t.step(s);
+      const mfsdp_error error = *mfsdp_context_error(&rank.context);
+      if (rank.rank != 2) --waiting;
+      require(t.runtime == nullptr || t.destroy() == MFSDP_OK, "destroy after a failure");
+      return mfsdp_context_take_error(&rank.context, &error);
+    });
+    EXPECT_TRUE(result.clean()) << result.text();
+    for (std::size_t r = 0; r < 3; ++r) {
+      EXPECT_EQ(result[r].status, MFSDP_E_TIMEOUT) << result.text();
+      EXPECT_EQ(result[r].error.culprit, 2) << result.text();
+    }
+  }
 }
 
 /* A rank that goes away in the middle of a step: the others hear of it by the deadline. */

@@ -60,6 +60,10 @@ public:
   void die_at(int64_t n) { arm(n, true); }
   int64_t calls() const { return calls_; } /* since the last arming */
   void set_short(bool on) { short_ = on; } /* every transfer is cut short or interrupted */
+  void interrupt(int64_t count) {          /* the next `count` transfers are; any thread */
+    std::lock_guard<std::mutex> lock(mutex_);
+    interrupts_ = count;
+  }
 
   /* A new process, or a new power-on: no locks, no open files, and everything left is durable. */
   void crash(Crash kind, uint64_t seed) {
@@ -217,6 +221,7 @@ private:
   }
   /* How much of nbytes moves; -1: interrupted. */
   static int64_t part(Call *call, std::size_t nbytes) {
+    if (call->disk->interrupts_ > 0 && call->disk->interrupts_-- > 0) return -1;
     if (!call->disk->short_) return static_cast<int64_t>(nbytes);
     if (call->disk->calls_ % 3 == 0) return -1;
     return static_cast<int64_t>(nbytes > 7 ? nbytes / 2 : 1);
@@ -324,7 +329,7 @@ private:
   std::mutex mutex_;
   std::shared_ptr<Node> root_;
   std::vector<std::shared_ptr<Node>> opened_;
-  int64_t calls_ = 0, fail_at_ = 0;
+  int64_t calls_ = 0, fail_at_ = 0, interrupts_ = 0;
   bool dies_ = false, short_ = false, lock_held_ = false;
   uint64_t seed_ = 1;
 };
