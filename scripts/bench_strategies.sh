@@ -89,7 +89,7 @@ torch_peer() {
   esac
   ! grep -q "\"case\":\"$4, $3, $2 ranks, torch-fsdp2, run $1\"" "$rows" || return 0
   steps=5 warmup=1
-  case $3 in matched) steps=1 warmup=0 ;; 100*) steps=2 ;; esac
+  case $3 in matched) steps=1 ;; 100*) steps=2 ;; esac
   show "torch FSDP2: $2 ranks, $3, $4, run $1"
   $reference --model "$tensors" --world "$2" --steps $((steps + warmup)) --out "$work/params" || { failed=1; return 0; }
   set -- "$@" "bench/peers/torch_fsdp2.py --model $tensors --world $2 --steps $steps --warmup $warmup --run $1 --deadline 3000"
