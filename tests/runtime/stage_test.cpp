@@ -106,6 +106,64 @@ TEST(Stage, LossScaleIsKnownBefore) {
   EXPECT_EQ(run_job(job, 4, 1, expected), "");
 }
 
+/* ---- when it happens ---- */
+
+/* What a rank's queues, which work in place, come to in a step: "r3 " the reduction of unit 3, "s " the
+ * directions of a unit, "v " the verdict. */
+void trace_order(void *user, int begin, const char *lane, const char *label) {
+  std::string *order = static_cast<std::string *>(user);
+  const std::string name = label;
+  (void)lane;
+  if (!begin) return;
+  if (name.compare(0, 12, "reduce unit ") == 0) *order += "r" + name.substr(12) + " ";
+  if (name == "stage") *order += "s ";
+  if (name == "gather verdict") *order += "v ";
+}
+
+/* Behind each unit's reduction, before the next one's: whether a rank owns matrices of Muon in it. */
+std::string staged_order(const Job &job, const Rank &rank, const Trainer &trainer) {
+  std::string want;
+  int32_t count = 0;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(trainer.plan, -1, &count);
+  for (int32_t u = job.model.unit_count(); u-- > 0;) {
+    bool owns = false, exists = false;
+    for (int32_t i = 0; i < count; ++i) {
+      exists = exists || pieces[i].unit == u;
+      owns = owns || (pieces[i].unit == u && pieces[i].owner == rank.rank &&
+                      pieces[i].matrix >= 0 && job.model.at(pieces[i].param).group == 0);
+    }
+    if (!exists) continue; /* numbers of units may have gaps */
+    want += "r" + std::to_string(u) + (owns ? " s " : " ");
+  }
+  return want + "v ";
+}
+
+TEST(Stage, WorksOnAUnitBeforeTheNextIsReduced) {
+  const Job job = staged_job();
+  std::string orders[3];
+  const test::RanksResult result = test::run_ranks(test::ranks_of(job, 3), [&](Rank &rank) {
+    std::string &order = orders[rank.rank];
+    Trainer trainer(&rank, &job, 1);
+    rank.context.desc.trace = trace_order;
+    rank.context.desc.user = &order;
+    MFSDP_TRY(trainer.create());
+    order.clear();
+    MFSDP_TRY(trainer.begin(0));
+    for (int32_t u = job.model.unit_count(); u-- > 0;) {
+      MFSDP_TRY(mfsdp_unit_acquire(trainer.runtime, u, MFSDP_USE_BACKWARD));
+      MFSDP_TRY(mfsdp_unit_grads(trainer.runtime, u));
+      MFSDP_TRY(mfsdp_unit_reduce(trainer.runtime, u));
+      MFSDP_TRY(mfsdp_unit_release(trainer.runtime, u));
+    }
+    MFSDP_TRY(trainer.end());
+    test::require(order == staged_order(job, rank, trainer),
+                  "the order is " + order + ", not " + staged_order(job, rank, trainer));
+    return trainer.destroy();
+  });
+  EXPECT_TRUE(result.ok()) << result.text();
+  EXPECT_NE(orders[0].find('s'), std::string::npos); /* somebody had something to do early */
+}
+
 /* ---- what it refuses ---- */
 
 void refuses(Job job, mfsdp_status status, const std::string &text,
