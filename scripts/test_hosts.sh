@@ -87,6 +87,9 @@ while [ $i -le "$hosts" ]; do
   need ip -n "$host" addr add 10.77.0.$i/24 dev eth0
   need ip -n "$host" link set lo up
   need ip -n "$host" link set eth0 up
+  # Nothing is lost in these queues, but they are long: TCP would take what waits in them for lost, and
+  # send it again.
+  [ -z "$rate" ] || need ip -n "$host" route replace 10.77.0.0/24 dev eth0 rto_min 10s
   shape "${id}h0" p$i
   shape "$host" eth0
   addresses=$addresses${addresses:+,}10.77.0.$i
@@ -120,8 +123,8 @@ run() { # COMMAND...: as ranks; the shell waits so that signals reach it at once
 
 # ---- links: as asked? ----
 void() { echo "void $1"; exit 3; }
-measure_rate() { # a tenth of a second each; the slowest and the fastest link in Mbit/s
-  run $probe_program wire $((rate * 12500)) >"$work/probe" 2>"$work/err" ||
+measure_rate() { # half a second each; the slowest and the fastest link in Mbit/s
+  run $probe_program wire $((rate * 62500)) >"$work/probe" 2>"$work/err" ||
     void "the links could not be measured: $(head -n 1 "$work/err")"
   read -r word slowest fastest <"$work/probe"
   [ "$word" = wire ] || void 'the links could not be measured'
