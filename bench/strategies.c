@@ -20,7 +20,8 @@
  * The peer is strategy `matrix` of the same model, links, world and run; the limit column is the
  * prediction of simulate.h with constants measured by the same ranks just before. `wrong`: 0 if all
  * parameters have the bits that `matrix` gives after the same two steps, else all of them.
- * --collective: another algorithm than DIRECT moves units; rows are called matrix-ring, and `wrong`
+ * --collective: another algorithm than DIRECT moves units; rows are called matrix-ring, or
+ * with other chunks (--chunk-kib) matrix-ring-32k, and `wrong`
  * is known of owners alone, beside `matrix` by the same algorithm: sums in another order have other
  * bits.
  * --tradeoffs: one table of step time against memory (support/strat_tradeoffs.h).
@@ -40,7 +41,7 @@ enum { MOST_WORLDS = 16, MOST_NAMES = 16 };
 typedef struct settings {
   bench_options bench;
   int use_mpi, run, missing, tradeoffs, alone, no_whole;
-  int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank, collective;
+  int32_t worlds[MOST_WORLDS], world_count, matched, mpi_rank, collective, chunk_kib;
   const strat_model *models[MOST_NAMES];
   int32_t strategies[MOST_NAMES];
   int model_count, strategy_count;
@@ -51,13 +52,20 @@ typedef struct settings {
 /* ---- names of rows ---- */
 
 static const char *const collectives[] = {"direct", "ring", "hierarchical", "native", "auto"};
-enum { COLLECTIVES = sizeof collectives / sizeof collectives[0], ROW_NAME_NBYTES = 32 };
+enum {
+  COLLECTIVES = sizeof collectives / sizeof collectives[0],
+  ROW_NAME_NBYTES = 48,
+  CHUNK_KIB = 256
+};
 
-/* What rows call a strategy with this call's collectives: "matrix", "matrix-ring". */
+/* What rows call a strategy with this call's collectives: "matrix", "matrix-ring", or with
+ * chunks that are not the library's 256 KiB "matrix-ring-32k". */
 static const char *row_name(const settings *set, const char *strategy, char name[ROW_NAME_NBYTES]) {
   const int plain = set->collective == GPT_COLLECTIVE_DIRECT;
-  (void)snprintf(name, ROW_NAME_NBYTES, "%s%s%s", strategy, plain ? "" : "-",
-                 plain ? "" : collectives[set->collective]);
+  int used = snprintf(name, ROW_NAME_NBYTES, "%s%s%s", strategy, plain ? "" : "-",
+                      plain ? "" : collectives[set->collective]);
+  if (set->chunk_kib != CHUNK_KIB)
+    (void)snprintf(name + used, (size_t)(ROW_NAME_NBYTES - used), "-%dk", (int)set->chunk_kib);
   return name;
 }
 
@@ -228,6 +236,7 @@ static void run_model(const settings *set, const strat_model *model, int32_t wor
   load.job.processes = set->use_mpi;
   load.job.process_rank = set->mpi_rank;
   load.job.options.collective = set->collective;
+  load.job.options.chunk_kib = set->chunk_kib;
   strat_calibrate(&load, &machine);
   if (set->mpi_rank == 0) show_machine(set, &load, world, &machine, rows);
   for (int i = 0; i < set->strategy_count; ++i) {
@@ -364,6 +373,8 @@ static int take_option(settings *set, const char *name, const char *value) {
   if (strcmp(name, "--model") == 0) return take_models(set, value);
   if (strcmp(name, "--strategy") == 0) return take_strategies(set, value);
   if (strcmp(name, "--collective") == 0) return take_collective(set, value);
+  if (strcmp(name, "--chunk-kib") == 0)
+    return take_integer(value, 4, 1 << 20, &set->chunk_kib) ? 1 : -1;
   if (strcmp(name, "--run") == 0) return take_integer(value, 1, 99, &set->run) ? 1 : -1;
   if (strcmp(name, "--matched") == 0) return take_integer(value, 1, 64, &set->matched) ? 1 : -1;
   if (strcmp(name, "--seconds") == 0) return take_number(value, 0, 1e4, &set->seconds) ? 1 : -1;
@@ -386,6 +397,7 @@ static const char about[] =
     "                    (default gpt-256,gpt2-124m; --quick: gpt-64)\n"
     "  --strategy A,B    matrix, gather, alltoall, zero1, replicated, hybrid (default all)\n"
     "  --collective A    direct (default), ring, hierarchical, native or auto: moves units\n"
+    "  --chunk-kib N     of its messages (default 256)\n"
     "  --transport T     threads (default), or mpi under mpirun\n"
     "  --world N,N       threads, or what mpirun starts (default 2,4,8; --quick: 4)\n"
     "  --links NAME      what rows call the links (default: the transport)\n"
@@ -452,6 +464,7 @@ int main(int argc, char **argv) {
   int status;
   memset(&set, 0, sizeof set);
   set.run = 1;
+  set.chunk_kib = CHUNK_KIB;
   set.seconds = -1.0;
   status = take_options(&set, &argc, argv);
   if (status == 0) status = bench_parse(argc, argv, about, &set.bench);

@@ -9,7 +9,8 @@
 #                               [--plots FOLDER] [--models 'M M'] [--strategies 'S S'] [--rings 'S S'] [--seconds S] [--alone]
 #
 # Beside them, as torch-fsdp2, PyTorch's FSDP2 with Muon (bench/peers/torch_fsdp2.py) where PYTHON (python3) has
-# torch and numpy. On hosts strategies are also measured by RING (zero1-ring, ...; --rings '' leaves that out).
+# torch and numpy. On hosts strategies are also measured by RING in chunks of 32 KiB (zero1-ring-32k, ...; --rings ''
+# leaves that out): the units are a few MB, and larger chunks go round in turn rather than at once.
 # --models, --strategies, --seconds and --alone (nothing with worker queues): less than everything.
 #
 # --only: threads, mpi, 1000, 100, matched or tradeoffs. What cannot run here says SKIP; a row whose links
@@ -38,7 +39,7 @@ while [ $# -gt 0 ]; do
   --alone) less="$less --alone" ;;
   --plots) plots=${2?--plots needs a folder}; shift ;;
   --json) json=${2?--json needs a file}; shift ;;
-  *) sed -n '3,17p' "$0" >&2; exit 2 ;;
+  *) sed -n '3,18p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -120,7 +121,7 @@ make -s $program || exit 1
 MPIRUN_ARGS="${MPIRUN_ARGS-} --mca btl_tcp_links 2"
 export MPIRUN_ARGS
 
-# RUN WORLD LINKS MBIT MODEL STRATEGY COLLECTIVE: on hosts. The rows stand only if the links were as asked, so they
+# RUN WORLD LINKS MBIT MODEL STRATEGY COLLECTIVE...: on hosts. The rows stand only if the links were as asked, so they
 # are written to a copy.
 on_hosts() {
   set -- "$@" "--world $2 --model $5 --strategy $6 --collective $7 --run $1"
@@ -165,7 +166,7 @@ all_hosts() { # RUN LINKS MBIT|matched MODELS
         on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" direct || return 0
       done
       for strategy in $rings; do
-        on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" ring || return 0
+        on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" 'ring --chunk-kib 32' || return 0
       done
       torch_peer "$1" "$world" "$2" "$model" "$mbit"
     done

@@ -32,7 +32,7 @@ awk '
   END {
     for (key in sum) {
       mean = sum[key] / count[key]; name = key
-      sub(/-(ring|hierarchical|native|auto)$/, "", name)
+      sub(/-(ring|hierarchical|native|auto)(-[0-9]+k)?$/, "", name)
       if (!(name in best) || mean < best[name]) best[name] = mean
     }
     for (name in best) print name, best[name]

@@ -105,6 +105,7 @@ void strat_predict(strat_load *load, const plan_calibration *machine, int32_t st
   desc.plan = plan;
   desc.strategy = known[strategy];
   desc.algorithm = algorithms[collective];
+  desc.chunk_nbytes = (size_t)load->job.options.chunk_kib << 10;
   fill(&context, load, machine, &desc, out);
   mfsdp_plan_destroy(&context, plan);
   need(&context, mfsdp_context_destroy(&context));
