@@ -3,7 +3,8 @@
 # Draws the rows of the strategies benchmark (one JSON object a line) as SVG, with gnuplot: for every model
 # the optimizer step and the whole step of each strategy at each kind of link, on the most ranks (bars), and
 # against the number of ranks (curves). Both axes of time are logarithmic. Several runs of a row: their mean.
-# Of a strategy that was measured by several algorithms (matrix, matrix-ring) the fastest is drawn.
+# Of a strategy that was measured by several algorithms (matrix, matrix-ring) that one is drawn whose whole step
+# is the shortest, in both plots; without whole steps the fastest.
 #
 #   scripts/plot.sh [ROWS] [FOLDER]          build/bench/strategies.jsonl, bench/results
 #
@@ -20,7 +21,7 @@ mkdir -p "$folder" || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
-# METRIC MODEL WORLD LINKS STRATEGY MS, blanks as _; sorted; the mean of all runs, of the fastest algorithm
+# METRIC MODEL WORLD LINKS STRATEGY MS, blanks as _; sorted; the mean of all runs, of one algorithm
 awk '
   function text(name) { return match($0, "\"" name "\":\"[^\"]*\"") ? substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 5) : "" }
   function number(name) { return match($0, "\"" name "\":[-0-9.e+]*") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
@@ -29,13 +30,18 @@ awk '
     gsub(/ /, "_", key); gsub(/,/, " ", key)
     sum[key] += number("value"); count[key]++
   }
+  function base(name) { sub(/-(ring|hierarchical|native|auto)(-[0-9]+k)?$/, "", name); return name }
   END {
-    for (key in sum) {
-      mean = sum[key] / count[key]; name = key
-      sub(/-(ring|hierarchical|native|auto)(-[0-9]+k)?$/, "", name)
-      if (!(name in best) || mean < best[name]) best[name] = mean
+    for (key in sum) mean[key] = sum[key] / count[key]
+    for (key in mean) { # the algorithm is chosen by the whole step, if there is one
+      whole = key; sub(/^optimizer_step /, "whole_step ", whole)
+      by = whole in mean ? mean[whole] : 1e300
+      name = base(key)
+      if (!(name in best) || by < best[name] || (by == best[name] && mean[key] < value[name])) {
+        best[name] = by; value[name] = mean[key]
+      }
     }
-    for (name in best) print name, best[name]
+    for (name in value) print name, value[name]
   }' "$rows" | sort >"$work/all"
 [ -s "$work/all" ] || { echo "$0: $rows has no steps" >&2; exit 2; }
 strategies='matrix hybrid alltoall zero1 gather replicated torch-fsdp2'
