@@ -897,8 +897,9 @@ TEST(SimulatePlan, NeverLongerThanWithout) {
       const bool pays = step_us_of(&chosen, chosen.plan, desc) < whole;
       EXPECT_LE(us, whole) << context;
       EXPECT_EQ(s.chosen_count, pays ? all.chosen_count : 0) << context;
-      if (all.chosen_count == 0 || pays)
+      if (all.chosen_count == 0 || pays) {
         EXPECT_EQ(mfsdp_plan_hash(plan), mfsdp_plan_hash(chosen.plan)) << context;
+      }
       kept += s.chosen_count > 0;
       refused += all.chosen_count > s.chosen_count;
       mfsdp_plan_destroy(&owned.context, plan);
