@@ -164,7 +164,7 @@ static void describe_runtime(gpt_rank *rank, runtime_parts *parts) {
   desc->clip_norm = o->clip;
   desc->schedule = gpt_schedule(o);
   desc->gather_algorithm = desc->reduce_algorithm = algorithms[o->collective];
-  desc->chunk_nbytes = (size_t)o->chunk_kib << 10;
+  if (o->chunk_kib > 0) desc->chunk_nbytes = (size_t)o->chunk_kib << 10; /* else the default */
   desc->narrow_sums = o->narrow_sums;
   desc->wire = wire;
   desc->prefetch_depth = (int32_t)o->prefetch;
