@@ -4,7 +4,7 @@
  *
  *   mfsdp_io io = mfsdp_io_posix();                              // posix/io_posix.h
  *   MFSDP_TRY(mfsdp_io_open(&context, &io, path, MFSDP_IO_CREATE, &file));
- *   MFSDP_TRY(mfsdp_io_write(&context, &io, file, 0, data, nbytes));       // all of it
+ *   MFSDP_TRY(mfsdp_io_write(&context, &io, file, path, 0, nbytes, data)); // all of it
  *
  * Paths are bytes with / between folders. A program may bring its own table: an object store, or a
  * model of a disk that fails where a test wants it to.

@@ -20,7 +20,8 @@
  *   math        NULL: C loops. mfsdp_host_math_cblas() of host/math_cblas.h: a CBLAS, faster by far for
  *               large matrices
  *   workspace   NULL with 0 bytes: allocated for the call. In a loop hand in your own, of the size that
- *               mfsdp_newton_schulz_workspace_nbytes says: then nothing is allocated.
+ *               mfsdp_newton_schulz_workspace_nbytes says, aligned to 256 bytes (aligned_alloc): then
+ *               nothing is allocated.
  *
  * Does not: use threads or a queue, set how many threads a CBLAS uses, or take what is not fp32 (ns.dtype
  * is how iterates are stored in between). Muon's momentum and decay are muon.h's, on a backend.

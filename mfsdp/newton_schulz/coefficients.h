@@ -89,7 +89,8 @@ MFSDP_API const double (*mfsdp__ns_polar16(int32_t *count))[3] {
 }
 
 /* Grishina, Smirnov, Rakhuba, "Accelerating Newton-Schulz iteration ... Chebyshev-type
- * polynomials" (CANS), 2025. */
+ * polynomials" (CANS), 2025. It diverges above 1: with 16-bit iterates rounding can lift a matrix of
+ * rank 1 there, and the result is then not finite. Use f32 iterates, or norm_factor 1.01. */
 MFSDP_API const double (*mfsdp__ns_cans5(int32_t *count))[3] {
   static const double rows[5][3] = {{8.4703, -25.1081, 18.6293},
                                     {4.1828, -3.1087, .5806},
