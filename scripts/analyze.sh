@@ -18,15 +18,7 @@ find_vendors || exit 1
 # Without "use memcpy_s", which C libraries do not have.
 checks='-*,clang-analyzer-core*,clang-analyzer-deadcode*,clang-analyzer-nullability*,clang-analyzer-security*,clang-analyzer-unix*,clang-analyzer-valist*,clang-analyzer-apiModeling*,-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling'
 all_flags="-std=c11 $POSIX -I. -Iexamples -Ibench -DMFSDP_BENCH_BUILD=__FILE__"
-for header in matrixfsdp.h mfsdp/posix/*.h mfsdp/host/*.h mfsdp/mpi/*.h; do
-  include_flags "$header"
-  if [ -n "$absent" ]; then
-    echo "skip $header: there is no $absent"
-    continue
-  fi
-  echo "#include \"$header\"" >>"$tmp/all.c"
-  add_flags
-done
+include_all "$tmp/all.c" matrixfsdp.h mfsdp/posix/*.h mfsdp/host/*.h mfsdp/mpi/*.h
 [ -z "$CBLAS_INC$LAPACKE_INC" ] || all_flags="$all_flags -DMFSDP_EXAMPLE_CBLAS=1 -DMFSDP_EXAMPLE_LAPACKE=1"
 [ -z "$MPI_INC" ] || all_flags="$all_flags -DMFSDP_EXAMPLE_MPI=1"
 

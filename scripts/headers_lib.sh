@@ -103,3 +103,19 @@ add_flags() {
     case " $all_flags " in *" $flag "*) ;; *) all_flags="$all_flags $flag" ;; esac
   done
 }
+
+# FILE HEADER...: appends an include of each header whose vendors are there, and adds their flags to
+# $all_flags; says which are left out.
+include_all() {
+  into=$1
+  shift
+  for header in "$@"; do
+    include_flags "$header"
+    if [ -n "$absent" ]; then
+      echo "skip $header: there is no $absent"
+      continue
+    fi
+    echo "#include \"$header\"" >>"$into"
+    add_flags
+  done
+}

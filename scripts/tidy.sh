@@ -16,15 +16,7 @@ find_vendors || exit 1
 # One file with everything: parts of headers come with their whole. What needs a vendor's header comes
 # where that is found.
 all_flags="-std=c11 $POSIX -I. -Iexamples"
-for header in matrixfsdp.h mfsdp/posix/*.h mfsdp/host/*.h mfsdp/mpi/*.h mfsdp/cuda/*.h; do
-  include_flags "$header"
-  if [ -n "$absent" ]; then
-    echo "skip $header: there is no $absent"
-    continue
-  fi
-  echo "#include \"$header\"" >>"$tmp/all.c"
-  add_flags
-done
+include_all "$tmp/all.c" matrixfsdp.h mfsdp/posix/*.h mfsdp/host/*.h mfsdp/mpi/*.h mfsdp/cuda/*.h
 echo 'int main(void) { return 0; }' >>"$tmp/all.c"
 
 failed=0
