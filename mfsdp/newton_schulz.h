@@ -20,6 +20,7 @@
  *   newton_schulz/desc.h           the description: steps, form, storage dtype, restarts, norm
  *   newton_schulz/workspace.h      how many bytes
  *   newton_schulz/iterate.h        the forms
+ *   newton_schulz/cost.h           what a form takes, and mfsdp_plan_desc.cost by it
  *   mfsdp_newton_schulz, mfsdp_newton_schulz_batch     below
  *
  * Does not: know ranks, allocate, or wait (on the host host/newton_schulz_host.h does the last two for
@@ -33,6 +34,7 @@
 #include "backend.h"
 #include "cost.h"
 #include "newton_schulz/coefficients.h"
+#include "newton_schulz/cost.h"
 #include "newton_schulz/desc.h"
 #include "newton_schulz/iterate.h"
 #include "newton_schulz/workspace.h"
@@ -96,6 +98,9 @@ MFSDP_API mfsdp_status mfsdp__ns_arguments(mfsdp_context *context, int64_t count
   return MFSDP_OK;
 }
 
+/* Its inverse, times the gain of the least norm_factor, 1e6, is a double. */
+#define MFSDP__NS_LEAST_EPS 1e-300
+
 MFSDP_API mfsdp_status mfsdp__ns_normalize(const mfsdp__ns_run *run,
                                            const mfsdp_newton_schulz_desc *desc, int64_t count,
                                            const float *in, int64_t in_stride, void *scratch) {
@@ -114,6 +119,9 @@ MFSDP_API mfsdp_status mfsdp__ns_normalize(const mfsdp__ns_run *run,
   /* x / max(f n, eps) = x / f / max(n, eps / f), and so with the sum. SCALE_SAFE does not read eps:
    * whatever the caller left there must not be refused. */
   args.eps = desc->norm_rule == MFSDP_NORM_SCALE_SAFE ? 0.0 : desc->eps / desc->norm_factor;
+  /* The norm of floats is 0 or at least 1e-45: what is smaller by far than that is felt by a zero matrix
+   * alone, which would be 0 times the infinite inverse of a denormal eps. */
+  if (args.eps > 0.0 && args.eps < MFSDP__NS_LEAST_EPS) args.eps = MFSDP__NS_LEAST_EPS;
   args.gain = 1.0 / desc->norm_factor;
   return run->backend->ops->normalize(run->backend->self, run->queue, &args);
 }

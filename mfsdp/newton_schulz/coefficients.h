@@ -8,7 +8,8 @@
  *
  * What they make of singular values in [.01, 1] after normalization, in exact arithmetic, with the
  * steps of mfsdp_ns_set_steps: jordan5 .682 to 1.134; you5 .978 to 1.032; polar_express .870 to 1.124
- * (six steps .997 to 1.001); cans5 .884 to 1.120; cubic5 .774 to 1.300; deepseek_v4 1.000 to 1.001.
+ * (six steps .997 to 1.001); polar_express_16 .846 to 1.124; cans5 .855 to 1.113; cubic5 .816 to 1.300;
+ * deepseek_v4 1.000 to 1.001.
  *
  * Does not: contain the older "Turbo-Muon" (AOL) set, which flips the sign of singular values when
  * the largest exceeds 0.884 after normalization.
@@ -88,26 +89,43 @@ MFSDP_API const double (*mfsdp__ns_polar16(int32_t *count))[3] {
   return rows;
 }
 
+/*
+ * Safety factor on all rows of cans5 and cubic5, whose published rows stand no rounding. A matrix of
+ * rank 1 starts at 1, where both begin to go wrong, and rounding lifts it:
+ *   cans5   turns upwards where its interval ends, and diverges from 1.00001 on. Measured: not finite in
+ *           bf16 and fp16; in fp32 off by 5% on a constant 384 x 384 and by 2000 on a constant row of
+ *           3,000,000.
+ *   cubic5  comes down to .024 there, and has the other sign from 1.0036 on. Measured: bf16 turned the
+ *           sign of constant rows.
+ * How large: let A, c A^2 (twice as much), P and the new X each be off by the unit roundoff u in
+ * the worst direction, which a row of equal entries can meet. At the end of its interval a step of
+ * cans5 is then off by 10 u, but the factor keeps the first value away from there; at the maxima inside
+ * it is off by 2 u. Followed through all steps for bf16's u = 2^-8, cans5 stays below 1.123 from 1.011
+ * on and cubic5 keeps the sign from 1.008 on (fp16: 1.0015 and 1). fp32 could do with less, but a set
+ * has one polynomial. What it costs: cans5 as published makes .884 to 1.120 of [.01, 1]; cubic5
+ * .774 to 1.300, and there it costs nothing.
+ */
+#define MFSDP__NS_SAFETY 1.0125
+
 /* Grishina, Smirnov, Rakhuba, "Accelerating Newton-Schulz iteration ... Chebyshev-type
- * polynomials" (CANS), 2025. It diverges above 1: with 16-bit iterates rounding can lift a matrix of
- * rank 1 there, and the result is then not finite. Use f32 iterates, or norm_factor 1.01. */
+ * polynomials" (CANS), 2025. */
 MFSDP_API const double (*mfsdp__ns_cans5(int32_t *count))[3] {
-  static const double rows[5][3] = {{8.4703, -25.1081, 18.6293},
-                                    {4.1828, -3.1087, .5806},
-                                    {3.9619, -2.9541, .5630},
-                                    {3.2866, -2.4647, .5074},
-                                    {2.2737, -1.6447, .4162}};
+  static const double rows[5][3] = {MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 8.4703, -25.1081, 18.6293),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 4.1828, -3.1087, .5806),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 3.9619, -2.9541, .5630),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 3.2866, -2.4647, .5074),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 2.2737, -1.6447, .4162)};
   *count = 5;
   return rows;
 }
 
 /* Third degree: two products a step instead of three. */
 MFSDP_API const double (*mfsdp__ns_cubic5(int32_t *count))[3] {
-  static const double rows[5][3] = {{3.3656576, -3.3420992, 0.0},
-                                    {2.5744352, -1.4957376, 0.0},
-                                    {2.5368962, -1.4312570, 0.0},
-                                    {2.4418906, -1.2764040, 0.0},
-                                    {2.2230472, -.9630650, 0.0}};
+  static const double rows[5][3] = {MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 3.3656576, -3.3420992, 0.0),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 2.5744352, -1.4957376, 0.0),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 2.5368962, -1.4312570, 0.0),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 2.4418906, -1.2764040, 0.0),
+                                    MFSDP__NS_SAFE(MFSDP__NS_SAFETY, 2.2230472, -.9630650, 0.0)};
   *count = 5;
   return rows;
 }

@@ -150,6 +150,28 @@ TEST(NewtonSchulzHostValues, SingularValuesAreThePolynomials) {
       1e-5 * 5.6);
 }
 
+/* Constant rows in bf16: lengths at which cans5, as published, was not finite (7), and cubic5 turned the
+ * sign (1686). At most 1.3, the higher of what the two promise, and 4 u of bf16 (tests/newton_schulz). */
+TEST(NewtonSchulzHostValues, ConstantRowsInSixteenBits) {
+  for (mfsdp_ns_set set : {MFSDP_NS_SET_CANS5, MFSDP_NS_SET_CUBIC5})
+    for (int64_t length : {7, 1686}) {
+      mfsdp_newton_schulz_desc desc = mfsdp_newton_schulz_desc_of(set);
+      desc.dtype = MFSDP_BF16;
+      desc.form = MFSDP_NS_PLAIN;
+      const std::vector<float> g(static_cast<std::size_t>(length), 1.0f);
+      std::vector<float> out(g.size());
+      ASSERT_EQ(mfsdp_host_newton_schulz(nullptr, nullptr, &desc, 1, length, g.data(), out.data(),
+                                         nullptr, 0),
+                MFSDP_OK);
+      double sum = 0.0;
+      for (float value : out)
+        sum += static_cast<double>(value);
+      EXPECT_GT(sum, 0.0) << mfsdp_ns_set_name(set) << " " << length;
+      EXPECT_LE(ref::frobenius_norm(ref::widen(out)), 1.3 * (1.0 + 4.0 / 256))
+          << mfsdp_ns_set_name(set) << " " << length;
+    }
+}
+
 /* ---- memory and refusals, in C loops ---- */
 
 class NewtonSchulzHostRules : public ::testing::Test {
