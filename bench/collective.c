@@ -165,7 +165,7 @@ static way *add_way(member *m, const char *name, int role) {
   return w;
 }
 
-/* What AUTO reckons with. */
+/* What AUTO reckons with; its chunks, unless told, are those of such links. */
 static mfsdp_wire_cost wire_of(const settings *set) {
   mfsdp_wire_cost wire;
   const int shaped = set->rate_mbit > 0.0;
@@ -179,11 +179,12 @@ static void make_ways(member *m, const coll_split *split, mfsdp_coll_kind kind) 
   coll_how how;
   int algorithm;
   how.chunk_nbytes = (size_t)(m->team->set->chunk_kbytes * 1024.0);
-  how.wire = wire_of(m->team->set);
   m->way_count = 0;
   for (algorithm = MFSDP_DIRECT; algorithm <= MFSDP_ALGORITHM_AUTO; ++algorithm) {
     way *w = add_way(m, mfsdp_algorithm_name((mfsdp_algorithm)algorithm), WAY_OURS);
     how.algorithm = (mfsdp_algorithm)algorithm;
+    memset(&how.wire, 0, sizeof(how.wire)); /* the others know of no links, as by default */
+    if (algorithm == MFSDP_ALGORITHM_AUTO) how.wire = wire_of(m->team->set);
     if (!coll_ours_make(&m->rank, &w->ours, split, kind, &how)) --m->way_count;
   }
   if (!m->team->set->use_mpi)

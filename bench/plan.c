@@ -8,13 +8,16 @@
  *   resident max  bytes on the fullest rank over the mean; the limit is what no plan can beat
  *   plan time     from description to plan, this thread alone
  *   plan memory   peak of the allocator while the plan is made
- * `wrong` counts elements that are not owned exactly once. Then 100,000 tensors on 16,384 ranks, and
+ * `wrong` counts elements that are not owned exactly once. Then the same models planned by the work of
+ * the forms that run (newton_schulz/cost.h) against plans by full products, judged by the former; these
+ * are integers, the same everywhere. Then 100,000 tensors on 16,384 ranks, and
  * the published step times with more ranks (support/headline.h). Writes the tables as
  * build/bench/plan.md and the charts as build/bench/plan.svg.
  */
 #include "support/bench.h"
 #include "support/headline.h"
 
+#include "mfsdp/newton_schulz.h"
 #include "mfsdp/plan.h"
 #include "plan/file.h"
 #include "plan/models.h"
@@ -224,6 +227,104 @@ static int run_models(bench_report *report, const bench_options *options, FILE *
   return 0;
 }
 
+/* ---- the cost of what runs ---- */
+
+/* Multiply-adds of five jordan steps, the forms by AUTO: of the rank that has most, and of all. */
+typedef struct work {
+  int64_t most, sum;
+} work;
+
+static int count_work(const mfsdp_plan *plan, mfsdp_newton_schulz_desc *ns, work *out) {
+  int64_t *load = (int64_t *)calloc((size_t)mfsdp_plan_world(plan), sizeof(*load));
+  int32_t count, k;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(plan, -1, &count);
+  if (load == NULL) return 1;
+  out->most = out->sum = 0;
+  for (k = 0; k < count; ++k) {
+    const int64_t cost =
+        pieces[k].matrix < 0 ? 0 : mfsdp_newton_schulz_cost(ns, 0, pieces[k].rows, pieces[k].cols);
+    load[pieces[k].owner] += cost;
+    out->sum += cost;
+    if (load[pieces[k].owner] > out->most) out->most = load[pieces[k].owner];
+  }
+  free(load);
+  return 0;
+}
+
+/* Plans and counts. */
+static int plan_work(const mfsdp_plan_desc *desc, mfsdp_newton_schulz_desc *ns, work *out,
+                     mfsdp_plan_summary *summary) {
+  const mfsdp_context_desc context_desc = mfsdp_context_desc_default();
+  mfsdp_context context;
+  mfsdp_plan *plan;
+  int failed;
+  *summary = mfsdp_plan_summary_default();
+  if (mfsdp_context_init(&context, &context_desc) != MFSDP_OK ||
+      mfsdp_plan_create(&context, desc, &plan) != MFSDP_OK ||
+      mfsdp_plan_report(&context, plan, summary, NULL, 0) != MFSDP_OK)
+    return fail(&context);
+  failed = count_work(plan, ns, out);
+  mfsdp_plan_destroy(&context, plan);
+  return failed || mfsdp_context_destroy(&context) != MFSDP_OK;
+}
+
+static int run_cost(bench_report *report, const char *model, const plan_params *params,
+                    int32_t world, FILE *table) {
+  mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();
+  mfsdp_plan_desc desc = mfsdp_plan_desc_default();
+  mfsdp_plan_summary summary;
+  bench_row row = bench_row_default();
+  char name[64];
+  work by_products, by_form;
+  desc.params = params->list;
+  desc.param_count = params->count;
+  desc.world = world;
+  if (plan_work(&desc, &ns, &by_products, &summary)) return 1;
+  desc.cost = mfsdp_newton_schulz_cost;
+  desc.user = &ns;
+  if (plan_work(&desc, &ns, &by_form, &summary)) return 1;
+  snprintf(name, sizeof name, "%s W=%d", model, (int)world);
+  row.bench = report->bench;
+  row.name = name;
+  row.metric = "work by form";
+  row.value = (double)by_form.most * world / (double)by_form.sum;
+  row.unit = "x mean";
+  row.peer = "by full products";
+  row.ratio_to_peer = (double)by_products.most / (double)by_form.most;
+  row.limit = mfsdp_plan_bound_name(summary.bound);
+  row.ratio_to_limit = (double)summary.cost_bound / (double)by_form.most;
+  bench_add(report, &row);
+  fprintf(table, "| %s | %d | %lld | %lld | %lld | %.3f | %.3f | %.3f |\n", model, (int)world,
+          (long long)by_form.sum, (long long)by_products.most, (long long)by_form.most,
+          (double)by_products.most * world / (double)by_form.sum, row.value,
+          (double)summary.cost_bound * world / (double)by_form.sum);
+  return 0;
+}
+
+static int run_costs(bench_report *report, FILE *table) {
+  static const int32_t worlds[3] = {8, 64, 256};
+  int i, k, failed = 0;
+  fputs(
+      "\n| model | ranks | work of all | most, planned by full products | most, planned by form | "
+      "over the mean, by full products | by form | no plan beats "
+      "|\n|---|---|---|---|---|---|---|---|\n",
+      table);
+  for (i = 0; plan_model_at(i) != NULL && !failed; ++i) {
+    const char *model = plan_model_at(i)->name;
+    plan_params params;
+    plan_error error;
+    plan_params_init(&params);
+    if (plan_model_fill(model, PLAN_VIEWS_WHOLE, &params, &error) != PLAN_OK) {
+      fprintf(stderr, "plan: %s\n", error.text);
+      failed = 1;
+    }
+    for (k = 0; k < 3 && !failed; ++k)
+      failed = run_cost(report, model, &params, worlds[k], table);
+    plan_params_free(&params);
+  }
+  return failed;
+}
+
 /* ---- scale ---- */
 
 #define SCALE_TENSORS 100000
@@ -308,6 +409,7 @@ static int run(bench_report *report, const bench_options *options) {
   }
   headline_run(report, options->quick, table, svg);
   status = run_models(report, options, table);
+  if (status == 0) status = run_costs(report, table);
   if (status == 0) status = run_scale(report, options);
   status |= write_text("build/bench/plan.md", table, &texts[0], &nbytes[0]);
   return status | write_text("build/bench/plan.svg", svg, &texts[1], &nbytes[1]);

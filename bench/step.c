@@ -144,17 +144,19 @@ static void our_step(worker *w, int64_t step, parts *out, int slot) {
 
 /* ---- a case ---- */
 
-static int64_t newton_schulz_cost(const mfsdp_piece *piece) {
+static int64_t newton_schulz_cost(mfsdp_hyper_group *hidden, const mfsdp_piece *piece) {
   return piece->matrix < 0 ? 0
-                           : mfsdp_cost_newton_schulz(NULL, piece->param, piece->rows, piece->cols);
+                           : mfsdp_newton_schulz_cost(&hidden->muon.newton_schulz, piece->param,
+                                                      piece->rows, piece->cols);
 }
 
 static void find_imbalance(worker *w) {
+  mfsdp_hyper_group hidden = gpt_hyper_group(&w->all->job.options, GPT_GROUP_HIDDEN);
   int64_t load[RANKS] = {0, 0, 0, 0}, sum = 0, most = 0;
   int32_t count = 0, i;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(w->rank.plan, -1, &count);
   for (i = 0; i < count; ++i)
-    load[pieces[i].owner] += newton_schulz_cost(&pieces[i]);
+    load[pieces[i].owner] += newton_schulz_cost(&hidden, &pieces[i]);
   for (i = 0; i < RANKS; ++i) {
     sum += load[i];
     if (load[i] > most) most = load[i];

@@ -89,7 +89,7 @@ static int run(const plan_options *o, plan_input *input, texts *t, plan_error *e
   question.planner = o->planner;
   question.caps = o->caps;
   question.banded_wire_cost = o->banded_wire_cost;
-  question.newton_schulz_cost = o->newton_schulz_cost;
+  question.cost = o->cost;
   question.algorithm = o->algorithm;
   question.newton_schulz_steps = o->steps;
   question.replicas = o->replicas;
@@ -150,9 +150,9 @@ static int calibrate(const plan_options *o, plan_error *error) {
   f = open_memstream(&text, &nbytes);
   if (f == NULL) return plan_fail(error, "no memory for the report");
   fprintf(f,
-          "# measured by %d %s at once; Newton-Schulz %.4g FLOP/s, as its cost is counted\n"
+          "# measured by %d %s at once\n"
           "# links at %.4g Mbit/s give this machine the FLOP/s per byte/s of an A100 at 25 GB/s\n",
-          (int)world, o->use_mpi ? "MPI processes" : "threads", measured.newton_schulz_flops_per_s,
+          (int)world, o->use_mpi ? "MPI processes" : "threads",
           plan_matched_mbit(measured.cluster.flops_per_s));
   if (world == 1) fputs("# one rank has no links: theirs are the data sheet's\n", f);
   plan_cluster_write(&measured.cluster, f);

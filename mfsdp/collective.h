@@ -219,7 +219,8 @@ MFSDP_API int64_t mfsdp__coll_workspace_chunks(const mfsdp_transport *transport,
 }
 
 /* Workspace of a reduce on a rank that owns segment_count elements while the longest segment has
- * `longest`: what mfsdp_coll_create arrives at, known before it. SIZE_MAX if it overflows. */
+ * `longest`, in chunks of chunk_nbytes (of 0: what mfsdp_coll_chunk_nbytes gives): what
+ * mfsdp_coll_create arrives at, known before it. SIZE_MAX if it overflows. */
 MFSDP_API size_t mfsdp_coll_reduce_workspace_nbytes(const mfsdp_transport *transport,
                                                     mfsdp_algorithm algorithm,
                                                     int64_t segment_count, int64_t longest,
@@ -332,14 +333,19 @@ MFSDP_API int64_t mfsdp__coll_full_count(const mfsdp_layout *layout, int32_t ran
   return high;
 }
 
-/* DIRECT, asked or chosen, where there are roots. */
-MFSDP_API mfsdp_algorithm mfsdp__coll_resolve(const mfsdp_coll_desc *desc, int64_t longest) {
+/* Makes AUTO an algorithm, and a chunk_nbytes of 0 a size. DIRECT where there are roots. */
+MFSDP_API void mfsdp__coll_resolve(mfsdp_coll_desc *desc, int64_t longest) {
+  const mfsdp_layout *layout = desc->layout;
   int64_t whole = 0;
-  if (desc->layout->roots != NULL) return MFSDP_DIRECT;
   (void)mfsdp_i64_align(longest, &whole); /* as plans count segments; checked with the extents */
-  return mfsdp_coll_choose(desc->transport, desc->algorithm, &desc->wire, desc->kind,
-                           desc->layout->dtype, desc->layout->full_count, whole,
-                           desc->chunk_nbytes);
+  desc->algorithm =
+      layout->roots != NULL
+          ? MFSDP_DIRECT
+          : mfsdp_coll_choose(desc->transport, desc->algorithm, &desc->wire, desc->kind,
+                              layout->dtype, layout->full_count, whole, desc->chunk_nbytes);
+  desc->chunk_nbytes =
+      mfsdp_coll_chunk_nbytes(desc->transport, desc->algorithm, &desc->wire, layout->dtype,
+                              layout->full_count, whole, desc->chunk_nbytes);
 }
 
 /*
@@ -349,7 +355,7 @@ MFSDP_API mfsdp_algorithm mfsdp__coll_resolve(const mfsdp_coll_desc *desc, int64
  */
 MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_coll_desc *desc,
                                          mfsdp_coll **out) {
-  mfsdp_coll_desc chosen; /* with AUTO resolved */
+  mfsdp_coll_desc chosen; /* without AUTO, and with a chunk */
   int64_t chunk, longest, own;
   mfsdp_coll *coll;
   mfsdp_status status;
@@ -360,7 +366,7 @@ MFSDP_API mfsdp_status mfsdp_coll_create(mfsdp_context *context, const mfsdp_col
   MFSDP_TRY(mfsdp__coll_check(context, desc));
   mfsdp__coll_measure(desc->layout, desc->transport->rank, &longest, &own);
   chosen = *desc;
-  chosen.algorithm = mfsdp__coll_resolve(desc, longest);
+  mfsdp__coll_resolve(&chosen, longest);
   desc = &chosen;
   chunk = mfsdp__coll_chunk(desc->chunk_nbytes, desc->layout->dtype, longest);
   if (desc->kind == MFSDP_COLL_REDUCE)

@@ -8,6 +8,8 @@
  *   if (!mfsdp_cost_gather_nbytes(payload_count, world, MFSDP_BF16, &nbytes)) ...
  *   plan_desc.cost = mfsdp_cost_newton_schulz;      // balance Newton-Schulz work, not elements
  *
+ *   cost/chunk.h   mfsdp_wire_cost, and what collectives hand on at a time unless told
+ *
  * All functions that return int: 1 on success; 0 for a negative argument, an invalid dtype or a
  * result that does not fit, and then *out is not written.
  * Does not: predict seconds.
@@ -16,6 +18,7 @@
 #ifndef MFSDP_COST_H
 #define MFSDP_COST_H
 
+#include "cost/chunk.h"
 #include "types.h"
 
 /*
@@ -131,25 +134,6 @@ MFSDP_API int64_t mfsdp_cost_soap(void *user, int32_t param, int64_t rows, int64
   (void)param;
   return mfsdp_cost_soap_units((const mfsdp_precondition_cost *)user, rows, cols, &units) ? units
                                                                                           : -1;
-}
-
-/*
- * What moving bytes costs inside a node and between nodes, in integers, so that all ranks decide
- * alike: AUTO (collective.h) reads it. The latency of a message and the time for 2^20 bytes, both of
- * one rank's port; 0 to 10^12 ns. All zero: not known.
- */
-typedef struct mfsdp_wire_cost {
-  int64_t latency_ns, ns_per_mib;
-  int64_t between_latency_ns, between_ns_per_mib;
-} mfsdp_wire_cost;
-
-/* Whether every value is in its range, and bytes cost something where a byte goes. */
-MFSDP_API int mfsdp_wire_cost_valid(const mfsdp_wire_cost *cost) {
-  const int64_t most = 1000000000000;
-  return cost->latency_ns >= 0 && cost->latency_ns <= most && cost->ns_per_mib > 0 &&
-         cost->ns_per_mib <= most && cost->between_latency_ns >= 0 &&
-         cost->between_latency_ns <= most && cost->between_ns_per_mib > 0 &&
-         cost->between_ns_per_mib <= most;
 }
 
 /*

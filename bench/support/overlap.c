@@ -210,8 +210,7 @@ static double longest_nbytes(const mfsdp_plan *plan, int32_t unit, mfsdp_layout_
 }
 
 static void make_wire(const mfsdp_plan *plan, link_speed link, wire *out) {
-  const double chunk = (double)mfsdp_runtime_desc_default().chunk_nbytes,
-               rate = link.bytes_per_us * 1e6;
+  const double chunk = MFSDP_CHUNK_NBYTES, rate = link.bytes_per_us * 1e6; /* by DIRECT */
   int32_t u;
   out->latency = (double)link.latency_us * 1e-6;
   for (u = 0; u < mfsdp_plan_unit_count(plan); ++u) {

@@ -51,34 +51,30 @@ static double shared_compute_us(mfsdp_context *context, const mfsdp_sim_desc *de
   return longest / sharing > sum / world ? longest / sharing : sum / world;
 }
 
-/* The update with the rate of Newton-Schulz, all else with that of plain products. */
+/* The cluster has rates of Newton-Schulz and of plain products. */
 static void fill(mfsdp_context *context, const strat_load *load, const plan_calibration *machine,
                  mfsdp_sim_desc *desc, strat_prediction *out) {
   const mfsdp_hyper_group hidden = gpt_hyper_group(&load->job.options, GPT_GROUP_HIDDEN);
-  mfsdp_cluster updating = machine->cluster;
-  mfsdp_sim_result rest, update;
+  mfsdp_sim_result result;
   double wire_us, compute_us;
-  updating.flops_per_s = machine->newton_schulz_flops_per_s;
   desc->newton_schulz_steps = hidden.muon.newton_schulz.step_count;
   desc->element_update_nbytes = 28.0; /* all in fp32: no copy beside the masters */
-  desc->cluster = &updating;
-  update = ask(context, desc);
-  compute_us = shared_compute_us(context, desc);
-  update.optimizer_us += compute_us - update.optimizer_compute_us;
   desc->cluster = &machine->cluster;
   if (load->whole)
     desc->model_flops = gpt_config_flops_per_token(&load->job.config) *
                         (double)gpt_config_tokens(&load->job.config);
-  rest = ask(context, desc);
-  wire_us = rest.materialize_us + rest.reduce_us;
-  out->reduce_s = rest.reduce_us * 1e-6;
-  out->optimizer_s = (compute_us + update.optimizer_wire_us) * 1e-6;
-  out->verdict_s = update.optimizer_us * 1e-6 - out->optimizer_s;
-  out->step_s = (wire_us + rest.model_us + update.optimizer_us) * 1e-6;
+  result = ask(context, desc);
+  compute_us = shared_compute_us(context, desc);
+  result.optimizer_us += compute_us - result.optimizer_compute_us;
+  wire_us = result.materialize_us + result.reduce_us;
+  out->reduce_s = result.reduce_us * 1e-6;
+  out->optimizer_s = (compute_us + result.optimizer_wire_us) * 1e-6;
+  out->verdict_s = result.optimizer_us * 1e-6 - out->optimizer_s;
+  out->step_s = (wire_us + result.model_us + result.optimizer_us) * 1e-6;
   out->overlapped_s =
-      ((wire_us > rest.model_us ? wire_us : rest.model_us) + update.optimizer_us) * 1e-6;
-  out->reduce_nbytes = (double)rest.reduce_nbytes.sum;
-  out->optimizer_nbytes = (double)rest.optimizer_nbytes.sum;
+      ((wire_us > result.model_us ? wire_us : result.model_us) + result.optimizer_us) * 1e-6;
+  out->reduce_nbytes = (double)result.reduce_nbytes.sum;
+  out->optimizer_nbytes = (double)result.optimizer_nbytes.sum;
   desc->materialize_count = 1;
   out->materialize_s = ask(context, desc).materialize_us * 1e-6;
 }

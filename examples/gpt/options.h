@@ -70,8 +70,8 @@ extern "C" {
   X(CHOICE, transport, "transport", "threads", 0, 0, GPT_TRANSPORTS, GPT_TRANSPORTS_HELP)        \
   X(CHOICE, collective, "collective", "direct", 0, 0, "direct|ring|hierarchical|native|auto",    \
     "how units are gathered and reduced; sums in rank order, bit for bit, by direct alone")      \
-  X(INTEGER, chunk_kib, "chunk-kib", "256", 4, 1048576, "N",                                     \
-    "KiB of a unit in one message of --collective ring; smaller for slow links and small units") \
+  X(INTEGER, chunk_kib, "chunk-kib", "0", 0, 1048576, "N",                                       \
+    "KiB of a unit in one message of --collective ring; 0: by the size of units and the hosts")  \
   X(FLAG, narrow_sums, "narrow-sums", "0", 0, 0, "",                                             \
     "native may add the gradients of --dtype bf16 or f16 in that type: sums are rounded")        \
   X(INTEGER, deadline, "deadline", "60", 1, 86400, "S",                                          \

@@ -80,11 +80,26 @@ mfsdp_schedule gpt_schedule(const gpt_options *o) {
   return schedule;
 }
 
+/* What updating a matrix takes, as `desc` will ask for it: `hidden` and `cost` have to last until the plan
+ * is made. With Muon the planners of the paper go by elements, as they do there. */
+static void set_cost(const gpt_options *options, mfsdp_hyper_group *hidden,
+                     mfsdp_precondition_cost *cost, mfsdp_plan_desc *desc) {
+  cost->update_every = hidden->soap.update_every;
+  cost->size_limit = hidden->soap.size_limit;
+  desc->user = cost;
+  if (options->optimizer == GPT_OPTIMIZER_ADAMW) desc->cost = mfsdp_plan_cost_elements;
+  if (options->optimizer == GPT_OPTIMIZER_SHAMPOO) desc->cost = mfsdp_cost_shampoo;
+  if (options->optimizer == GPT_OPTIMIZER_SOAP) desc->cost = mfsdp_cost_soap;
+  if (options->optimizer != GPT_OPTIMIZER_MUON || desc->planner != MFSDP_PLANNER_BALANCED) return;
+  desc->cost = mfsdp_newton_schulz_cost;
+  desc->user = &hidden->muon.newton_schulz;
+}
+
 mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_plan **plan) {
   static const mfsdp_planner planners[] = {MFSDP_PLANNER_ROUND_ROBIN, MFSDP_PLANNER_ROLE_GREEDY,
                                            MFSDP_PLANNER_SCOPE_GREEDY, MFSDP_PLANNER_COST_AWARE,
                                            MFSDP_PLANNER_BALANCED};
-  const mfsdp_hyper_group hidden = gpt_hyper_group(&job->options, GPT_GROUP_HIDDEN);
+  mfsdp_hyper_group hidden = gpt_hyper_group(&job->options, GPT_GROUP_HIDDEN);
   mfsdp_precondition_cost cost;
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   desc.params = job->table.params;
@@ -92,12 +107,7 @@ mfsdp_status gpt_plan_create(mfsdp_context *context, const gpt_job *job, mfsdp_p
   desc.world = (int32_t)job->options.ranks;
   desc.planner = planners[job->options.planner];
   gpt_strategy_plan(gpt_strategy_at(job->options.strategy), &desc);
-  if (job->options.optimizer == GPT_OPTIMIZER_ADAMW) desc.cost = mfsdp_plan_cost_elements;
-  if (job->options.optimizer == GPT_OPTIMIZER_SHAMPOO) desc.cost = mfsdp_cost_shampoo;
-  if (job->options.optimizer == GPT_OPTIMIZER_SOAP) desc.cost = mfsdp_cost_soap;
-  cost.update_every = hidden.soap.update_every;
-  cost.size_limit = hidden.soap.size_limit;
-  desc.user = &cost; /* read by the last two, while the plan is made */
+  set_cost(&job->options, &hidden, &cost, &desc);
   return mfsdp_plan_create(context, &desc, plan);
 }
 
@@ -164,9 +174,9 @@ static void describe_runtime(gpt_rank *rank, runtime_parts *parts) {
   desc->clip_norm = o->clip;
   desc->schedule = gpt_schedule(o);
   desc->gather_algorithm = desc->reduce_algorithm = algorithms[o->collective];
-  if (o->chunk_kib > 0) desc->chunk_nbytes = (size_t)o->chunk_kib << 10; /* else the default */
+  desc->chunk_nbytes = (size_t)o->chunk_kib << 10; /* 0: the library's choice */
   desc->narrow_sums = o->narrow_sums;
-  desc->wire = wire;
+  if (o->collective == GPT_COLLECTIVE_AUTO) desc->wire = wire; /* a guess: chunks go by size else */
   desc->prefetch_depth = (int32_t)o->prefetch;
   desc->reduce_depth = gpt_options_overlap(o);
   desc->reshard_after_forward = (int32_t)o->reshard_after_forward;

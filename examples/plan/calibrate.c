@@ -249,7 +249,7 @@ static mfsdp_status measure(prober *p, plan_calibration *out) {
     values[i] = (float)(i * 7 % 23) * 0.01f;
   *c = mfsdp_cluster_default();
   MFSDP_TRY(rate_of(p, multiply, &c->flops_per_s));
-  MFSDP_TRY(rate_of(p, orthogonalize_block, &out->newton_schulz_flops_per_s));
+  MFSDP_TRY(rate_of(p, orthogonalize_block, &c->newton_schulz_flops_per_s));
   MFSDP_TRY(rate_of(p, orthogonalize_small, &matrices_per_s));
   MFSDP_TRY(settle(p));
   c->matrix_us = 1e6 / matrices_per_s;

@@ -14,6 +14,11 @@
  *                      its node and between nodes: 8 bytes for the latency, then as many as take
  *                      some time for the rate. Where ranks of one kind have no pair, the figure is
  *                      that of the other kind
+ * newton_schulz_flops_per_s
+ *                      whole Newton-Schulz iterations as cost.h counts them, on two squares of 512
+ *                      and one matrix of 2048 x 512, as a transformer's block has them: more than
+ *                      flops_per_s, since symmetric products and the form for long matrices do a part
+ *                      of the counted work
  * matrix_us            a Newton-Schulz of 16 x 16, whose arithmetic takes nothing
  * memory_nbytes        this machine's memory over its ranks
  *
@@ -43,10 +48,6 @@ typedef struct plan_probe {
 
 typedef struct plan_calibration {
   mfsdp_cluster cluster;
-  /* FLOP/s of whole Newton-Schulz iterations as cost.h counts them, on two squares of 512 and one
-   * matrix of 2048 x 512, as a transformer's block has them: more than flops_per_s, since symmetric
-   * products and the form for long matrices do a part of the counted work. */
-  double newton_schulz_flops_per_s;
 } plan_calibration;
 
 /* Collective; the same on every rank. COMPLETE. E_MEMORY, and what the transport says. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_NBYTES = 1 << 16, KEY_COUNT = 10 };
+enum { MOST_NBYTES = 1 << 16, KEY_COUNT = 11 };
 
 static const char *const keys[KEY_COUNT] = {"ranks_per_node",
 #define KEY(field, unit, value, low, high) #field,
@@ -56,7 +56,8 @@ static int read_line(const char *path, int number, char *line, mfsdp_cluster *cl
     return plan_fail(error,
                      "%s:%d: unknown key '%.40s'; keys are ranks_per_node, node_latency_us, "
                      "net_latency_us, node_nbytes_per_s, net_nbytes_per_s, net_node_nbytes_per_s, "
-                     "flops_per_s, memory_nbytes_per_s, memory_nbytes, matrix_us",
+                     "flops_per_s, memory_nbytes_per_s, memory_nbytes, matrix_us, "
+                     "newton_schulz_flops_per_s",
                      path, number, key);
   if (seen[k]) return plan_fail(error, "%s:%d: %s is there twice", path, number, key);
   seen[k] = 1;

@@ -242,9 +242,10 @@ static map map_of(const plan_outcome *o, int is_bytes) {
   memset(&m, 0, sizeof m);
   m.is_bytes = is_bytes;
   m.title = is_bytes ? "Resident bytes (master, compute copy, accumulator)"
-            : o->question->newton_schulz_cost
-                ? "Optimizer cost (multiply-adds of a Newton-Schulz step)"
-                : "Optimizer cost (elements of matrices)";
+            : o->question->cost == PLAN_COST_ELEMENTS ? "Optimizer cost (elements of matrices)"
+            : o->question->cost == PLAN_COST_FORM
+                ? "Optimizer cost (multiply-adds of Newton-Schulz as it runs)"
+                : "Optimizer cost (multiply-adds of a Newton-Schulz step)";
   m.dark[0] = is_bytes ? 8 : 140;
   m.dark[1] = is_bytes ? 69 : 45;
   m.dark[2] = is_bytes ? 148 : 4;

@@ -73,6 +73,15 @@ static int collective(const char *word, plan_options *o, plan_error *error) {
   return plan_fail(error, "--collective '%.40s': needs direct, ring, hierarchical or native", word);
 }
 
+static int cost(const char *word, plan_options *o, plan_error *error) {
+  for (int c = PLAN_COST_NEWTON_SCHULZ; c <= PLAN_COST_ELEMENTS; ++c)
+    if (strcmp(word, plan_cost_name((plan_cost)c)) == 0) {
+      o->cost = (plan_cost)c;
+      return PLAN_OK;
+    }
+  return plan_fail(error, "--cost '%.40s': needs newton-schulz, form or elements", word);
+}
+
 static int number(int option, const char *word, int64_t least, int64_t most, int64_t *out,
                   plan_error *error) {
   char name[32];
@@ -101,8 +110,7 @@ static int set(int option, const char *word, plan_options *o, plan_error *error)
   switch ((enum option)option) {
   case OPTION_world: return worlds(word, o, error);
   case OPTION_planner: return planner(word, o, error);
-  case OPTION_cost:
-    return choice(option, word, "newton-schulz", "elements", &o->newton_schulz_cost, error);
+  case OPTION_cost: return cost(word, o, error);
   case OPTION_max_resident:
     return number(option, word, 0, INT64_MAX - 1, &o->caps.max_resident_nbytes, error);
   case OPTION_max_gamma:
@@ -146,7 +154,7 @@ static void defaults(plan_options *o) {
   memset(o, 0, sizeof *o);
   o->planner = mfsdp_plan_desc_default().planner;
   o->caps = mfsdp_plan_desc_default().caps;
-  o->newton_schulz_cost = 1;
+  o->cost = PLAN_COST_NEWTON_SCHULZ;
   o->views = PLAN_VIEWS_WHOLE;
   o->algorithm = MFSDP_SIM_DIRECT;
   o->steps = 5;
@@ -201,6 +209,8 @@ int plan_options_parse(int argc, char **argv, plan_options *options, plan_error 
   if (options->input_count == 0)
     return plan_fail(error, "needs an INPUT: safetensors files, a table or a model (see --help)");
   if (options->world_count == 0) return plan_fail(error, "needs --world N[,N..]");
+  if (options->cost == PLAN_COST_FORM && options->steps > MFSDP_NS_MAX_STEPS)
+    return plan_fail(error, "--cost form goes with at most --steps %d", MFSDP_NS_MAX_STEPS);
   return PLAN_OK;
 }
 

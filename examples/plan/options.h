@@ -4,6 +4,7 @@
 #define PLAN_OPTIONS_H
 
 #include "models.h"
+#include "outcome.h"
 
 #include "mfsdp/simulate.h"
 
@@ -17,7 +18,9 @@ extern "C" {
 #define PLAN_OPTION_TABLE(X)                                                                       \
   X(world, "N[,N..]", "ranks to plan for, each 1 to 1048576; needed")                              \
   X(planner, "NAME", "round-robin, role-greedy, scope-greedy, cost-aware or balanced")             \
-  X(cost, "NAME", "newton-schulz (default): plan by its work; elements: as the paper does")        \
+  X(cost, "NAME",                                                                                  \
+    "newton-schulz (default): plan by its work in full products; form: by what really "            \
+    "runs; elements: as the paper does")                                                           \
   X(max_resident, "BYTES", "cap on a rank's resident bytes, before optimizer state")               \
   X(max_gamma, "PERMILLE", "cap on every unit's gamma, in thousandths, at least 1000")             \
   X(max_owners, "N", "cap on the owners of a unit, at least 1")                                    \
@@ -47,7 +50,7 @@ typedef struct plan_options {
   int32_t worlds[PLAN_MOST_WORLDS];
   int world_count;
   mfsdp_planner planner;
-  int newton_schulz_cost;
+  plan_cost cost;
   mfsdp_dtype dtype; /* 0: as the input says */
   plan_views views;
   mfsdp_sim_algorithm algorithm;

@@ -73,23 +73,40 @@ static int predict_all(mfsdp_context *context, plan_outcome *out, mfsdp_plan_des
                       error);
 }
 
-/* Units of cost that a byte takes: a unit of Newton-Schulz is two operations in each step, one of
- * elements is taken for a read and a write of 4 bytes. */
+/* Units of cost in a second. One of Newton-Schulz is two operations in each step, one of the form two
+ * operations, one of elements is taken for a read and a write of 4 bytes. */
+static double cost_rate(const plan_question *q) {
+  const mfsdp_cluster *c = &q->cluster;
+  if (q->cost == PLAN_COST_ELEMENTS) return c->memory_nbytes_per_s / 8.0;
+  if (q->cost == PLAN_COST_FORM) return c->flops_per_s / 2.0;
+  return mfsdp_cluster_newton_schulz_rate(c) /
+         (2.0 * (q->newton_schulz_steps + !q->newton_schulz_steps));
+}
+
+/* Units of cost that a byte takes. */
 static int64_t wire_cost(const plan_question *q, int32_t world) {
   const mfsdp_cluster *c = &q->cluster;
   const double wire = world > c->ranks_per_node ? c->net_nbytes_per_s : c->node_nbytes_per_s;
-  const double units =
-      q->newton_schulz_cost
-          ? c->flops_per_s / (2.0 * (q->newton_schulz_steps + !q->newton_schulz_steps))
-          : c->memory_nbytes_per_s / 8.0;
+  const double units = cost_rate(q);
   if (q->banded_wire_cost >= 0) return q->banded_wire_cost;
   return units > wire && units / wire < 1e12 ? (int64_t)(units / wire) : 1;
+}
+
+/* *ns has to last until the plans are made. */
+static void set_cost(const plan_question *q, mfsdp_newton_schulz_desc *ns, mfsdp_plan_desc *desc) {
+  *ns = mfsdp_newton_schulz_desc_default();
+  ns->step_count = q->newton_schulz_steps;
+  desc->user = ns; /* read by the form's */
+  desc->cost = q->cost == PLAN_COST_ELEMENTS ? mfsdp_plan_cost_elements
+               : q->cost == PLAN_COST_FORM   ? mfsdp_newton_schulz_cost
+                                             : mfsdp_cost_newton_schulz;
 }
 
 int plan_outcome_make(mfsdp_context *context, const plan_question *question, int32_t world,
                       plan_outcome *out, plan_error *error) {
   mfsdp_plan_desc desc = mfsdp_plan_desc_default();
   const mfsdp_sim_desc ask = simulation(question);
+  mfsdp_newton_schulz_desc ns;
   int32_t *nodes = (int32_t *)malloc((size_t)world * sizeof *nodes);
   int status = PLAN_OK;
   memset(out, 0, sizeof *out);
@@ -106,7 +123,7 @@ int plan_outcome_make(mfsdp_context *context, const plan_question *question, int
   desc.node_of_rank = nodes;
   desc.banded_wire_cost = out->banded_wire_cost = wire_cost(question, world);
   desc.allow_banded = desc.banded_wire_cost > 0;
-  desc.cost = question->newton_schulz_cost ? mfsdp_cost_newton_schulz : mfsdp_plan_cost_elements;
+  set_cost(question, &ns, &desc);
   if (mfsdp_simulate_plan(context, &desc, &ask, &out->plan) != MFSDP_OK ||
       mfsdp_plan_report(context, out->plan, &out->summary, NULL, 0) != MFSDP_OK)
     status = plan_fail(error, "%s", mfsdp_context_error(context)->message);
@@ -149,8 +166,9 @@ const char *plan_count_text(double count, char text[24]) {
   return scaled(count, units, 7, text);
 }
 
-static const char *cost_name(const plan_question *q) {
-  return q->newton_schulz_cost ? "newton-schulz" : "elements";
+const char *plan_cost_name(plan_cost cost) {
+  static const char *const cost_names[] = {"newton-schulz", "form", "elements"};
+  return cost_names[cost - PLAN_COST_NEWTON_SCHULZ];
 }
 
 /* ---- the table ---- */
@@ -226,7 +244,7 @@ void plan_outcome_print(const plan_outcome *o, FILE *f) {
   char most[24], least[24], held[24], needed[24];
   fprintf(f, "\nworld %d: %d units, %d matrices, %d pieces; planner %s, cost %s, hash %016llx\n",
           (int)s->world, (int)s->unit_count, (int)s->matrix_count, (int)s->piece_count,
-          mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
+          mfsdp_planner_name(mfsdp_plan_planner(o->plan)), plan_cost_name(o->question->cost),
           (unsigned long long)mfsdp_plan_hash(o->plan));
   fprintf(f, "  gamma, largest owner of a unit over an even share: max %.3f, mean %.3f\n",
           s->gamma_max, s->gamma_mean);
@@ -293,9 +311,10 @@ void plan_outcome_json(const plan_outcome *o, int first, FILE *f) {
             "\"resident_nbytes\":%lld,\"resident_nbytes_bound\":%lld,\"resident_bound\":\"%s\","
             "\"node_spread_mean\":%.6g,\"node_spread_min\":%.6g,\"banded\":%d,"
             "\"banded_wire_cost\":%lld,\"predicted_cost\":%lld,\"predicted_cost_owned\":%lld",
-            (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)), cost_name(o->question),
-            (unsigned long long)mfsdp_plan_hash(o->plan), (int)s->unit_count, (int)s->matrix_count,
-            s->gamma_max, s->gamma_mean, mfsdp_plan_spread_ratio(s->cost, s->world),
+            (int)s->world, mfsdp_planner_name(mfsdp_plan_planner(o->plan)),
+            plan_cost_name(o->question->cost), (unsigned long long)mfsdp_plan_hash(o->plan),
+            (int)s->unit_count, (int)s->matrix_count, s->gamma_max, s->gamma_mean,
+            mfsdp_plan_spread_ratio(s->cost, s->world),
             mfsdp_plan_spread_ratio(s->resident_nbytes, s->world),
             mfsdp_plan_spread_ratio(s->sent, s->world), (long long)s->cost.max,
             (long long)s->cost_bound, mfsdp_plan_bound_name(s->bound), s->cost_ratio,

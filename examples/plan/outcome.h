@@ -5,6 +5,7 @@
 
 #include "params.h"
 
+#include "mfsdp/newton_schulz.h"
 #include "mfsdp/simulate.h"
 
 #include <stdio.h>
@@ -13,11 +14,19 @@
 extern "C" {
 #endif
 
+/* What a plan goes by and is bound by. */
+typedef enum plan_cost {
+  PLAN_COST_NEWTON_SCHULZ = 1, /* a step in full products: mfsdp_cost_newton_schulz */
+  PLAN_COST_FORM,              /* all steps, of five jordan's: mfsdp_newton_schulz_cost */
+  PLAN_COST_ELEMENTS           /* mfsdp_plan_cost_elements */
+} plan_cost;
+const char *plan_cost_name(plan_cost cost); /* as the command line spells it */
+
 typedef struct plan_question {
   const char *input; /* for titles */
   const plan_params *params;
   mfsdp_planner planner;
-  int newton_schulz_cost; /* 1: plan and bound by Newton-Schulz work, 0: by elements */
+  plan_cost cost;
   mfsdp_plan_caps caps;
   int64_t
       banded_wire_cost; /* 0: no matrix becomes banded; -1: what the cluster gives; else as given */

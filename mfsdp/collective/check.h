@@ -174,8 +174,9 @@ MFSDP_API mfsdp_status mfsdp__coll_check(mfsdp_context *context, const mfsdp_col
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "%s: traffic is %d, needs an mfsdp_traffic, 1 to %d", desc->label,
                       (int)desc->traffic, (int)MFSDP_TRAFFIC_EXPORT);
-  if (desc->chunk_nbytes < (size_t)MFSDP_ALIGN_ELEMENTS * 8)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: chunk_nbytes is %zu, needs at least %d",
+  if (desc->chunk_nbytes > 0 && desc->chunk_nbytes < (size_t)MFSDP_ALIGN_ELEMENTS * 8)
+    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
+                      "%s: chunk_nbytes is %zu, needs at least %d, or 0 (the library's choice)",
                       desc->label, desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
   MFSDP_TRY(mfsdp_transport_check(context, desc->transport));
   if (desc->algorithm == MFSDP_NATIVE && !MFSDP_HAS(desc->transport->ops, native))

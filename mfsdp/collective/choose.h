@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * choose.h - AUTO: which algorithm moves a unit fastest, decided in integers, so that every rank of
- * every machine decides alike. Part of collective.h.
+ * every machine decides alike; and what a chunk_nbytes of 0 is for one. Part of collective.h.
  *
  * With W ranks in N nodes, the largest of n and the smallest of m ranks; P bytes of the unit, S of
- * the longest segment; chunks of c, K = ceil(S / c); L and b the latency and the time for a byte
+ * the longest segment; the chunks c that each would have, K = ceil(S / c); L and b the latency and the time for a byte
  * inside a node, L', b' between nodes (those inside, when N = 1):
  *   DIRECT        L' x (gather: 1, reduce: K) + max(max(S (n - 1), P) b, max(S (W - n), P) b')
  *   RING          (K + W - 2) L' + (P + (W - 2) min(c, S)) max(b, b')
@@ -28,23 +28,8 @@ typedef struct mfsdp__coll_nodes {
   int64_t world, count, largest, smallest;
 } mfsdp__coll_nodes;
 
-MFSDP_API int64_t mfsdp__sat_mul(int64_t a, int64_t b) {
-  int64_t out;
-  return mfsdp_i64_mul(a, b, &out) ? out : INT64_MAX;
-}
-
-MFSDP_API int64_t mfsdp__sat_add(int64_t a, int64_t b) {
-  return a > INT64_MAX - b ? INT64_MAX : a + b;
-}
-
 MFSDP_API int64_t mfsdp__larger(int64_t a, int64_t b) {
   return a > b ? a : b;
-}
-
-/* Nanoseconds of `nbytes` at ns_per_mib; whole KiB, rounded up. */
-MFSDP_API int64_t mfsdp__wire_ns(int64_t nbytes, int64_t ns_per_mib) {
-  const int64_t kib = nbytes / 1024 + (nbytes % 1024 != 0);
-  return mfsdp__sat_mul(kib, ns_per_mib) / 1024;
 }
 
 MFSDP_API mfsdp__coll_nodes mfsdp__coll_count_nodes(const mfsdp_transport *transport) {
@@ -104,34 +89,76 @@ MFSDP_API int64_t mfsdp__hierarchical_ns(const mfsdp_wire_cost *wire, const mfsd
       ns, mfsdp__sat_mul(rounds + 1, mfsdp__sat_add(wire->latency_ns, wire->between_latency_ns)));
 }
 
+/* Bytes of `count` elements, or half of all there are: room for rounding up. */
+MFSDP_API int64_t mfsdp__coll_bounded_nbytes(int64_t count, mfsdp_dtype dtype) {
+  const int64_t nbytes = mfsdp__sat_mul(count, (int64_t)mfsdp_dtype_nbytes(dtype));
+  return nbytes > INT64_MAX / 2 ? INT64_MAX / 2 : nbytes;
+}
+
+/* A chunk as given, or what a given 0 is for the algorithm. */
+MFSDP_API int64_t mfsdp__coll_chunk_of(mfsdp_algorithm algorithm, const mfsdp_wire_cost *wire,
+                                       const mfsdp__coll_amount *a, const mfsdp__coll_nodes *n,
+                                       size_t chunk_nbytes) {
+  mfsdp__chunk_ask ask;
+  if (chunk_nbytes > 0)
+    return chunk_nbytes < (size_t)INT64_MAX / 2 ? (int64_t)chunk_nbytes : INT64_MAX / 2;
+  if (algorithm != MFSDP_RING && algorithm != MFSDP_HIERARCHICAL) return MFSDP_CHUNK_NBYTES;
+  ask.unit_nbytes = a->unit;
+  ask.longest_nbytes = a->longest;
+  ask.world = n->world;
+  ask.node_count = n->count;
+  ask.by_nodes = algorithm == MFSDP_HIERARCHICAL;
+  ask.wire = wire;
+  return (int64_t)mfsdp__chunk_choose(&ask);
+}
+
+/*
+ * What a chunk_nbytes of 0 means for a unit of full_count elements whose longest segment has `longest`
+ * (whole alignment units, as plans count segments), by an algorithm that is not AUTO; any other chunk
+ * means itself. The same on every rank, in a gather and in a reduce.
+ */
+MFSDP_API size_t mfsdp_coll_chunk_nbytes(const mfsdp_transport *transport,
+                                         mfsdp_algorithm algorithm, const mfsdp_wire_cost *wire,
+                                         mfsdp_dtype dtype, int64_t full_count, int64_t longest,
+                                         size_t chunk_nbytes) {
+  mfsdp__coll_amount amount;
+  mfsdp__coll_nodes nodes;
+  if (chunk_nbytes > 0) return chunk_nbytes;
+  nodes = mfsdp__coll_count_nodes(transport);
+  amount.unit = mfsdp__coll_bounded_nbytes(full_count, dtype);
+  amount.longest = mfsdp__coll_bounded_nbytes(longest, dtype);
+  amount.chunk = 0;
+  return (size_t)mfsdp__coll_chunk_of(algorithm, wire, &amount, &nodes, 0);
+}
+
 /*
  * What AUTO means for a unit of full_count elements whose longest segment has `longest`; any other
- * algorithm means itself. The same on every rank.
+ * algorithm means itself. chunk_nbytes: as in mfsdp_coll_desc, 0 too. The same on every rank.
  */
 MFSDP_API mfsdp_algorithm mfsdp_coll_choose(const mfsdp_transport *transport,
                                             mfsdp_algorithm algorithm, const mfsdp_wire_cost *wire,
                                             mfsdp_coll_kind kind, mfsdp_dtype dtype,
                                             int64_t full_count, int64_t longest,
                                             size_t chunk_nbytes) {
-  const int64_t element = (int64_t)mfsdp_dtype_nbytes(dtype);
   mfsdp__coll_amount amount;
   mfsdp__coll_nodes nodes;
   int64_t best, ns;
   if (algorithm != MFSDP_ALGORITHM_AUTO) return algorithm;
   if (transport->world == 1 || longest == 0 || (kind == MFSDP_COLL_REDUCE && dtype != MFSDP_F32))
     return MFSDP_DIRECT;
-  amount.unit = mfsdp__sat_mul(full_count, element);
-  amount.longest = mfsdp__sat_mul(longest, element);
-  if (amount.longest > INT64_MAX / 2) amount.longest = INT64_MAX / 2; /* room for the rounding up */
-  amount.chunk = chunk_nbytes < (size_t)INT64_MAX / 2 ? (int64_t)chunk_nbytes : INT64_MAX / 2;
+  amount.unit = mfsdp__coll_bounded_nbytes(full_count, dtype);
+  amount.longest = mfsdp__coll_bounded_nbytes(longest, dtype);
   nodes = mfsdp__coll_count_nodes(transport);
+  amount.chunk = mfsdp__coll_chunk_of(MFSDP_DIRECT, wire, &amount, &nodes, chunk_nbytes);
   best = mfsdp__direct_ns(wire, kind, &amount, &nodes);
   algorithm = MFSDP_DIRECT;
+  amount.chunk = mfsdp__coll_chunk_of(MFSDP_RING, wire, &amount, &nodes, chunk_nbytes);
   ns = mfsdp__ring_ns(wire, &amount, &nodes);
   if (ns < best) {
     best = ns;
     algorithm = MFSDP_RING;
   }
+  amount.chunk = mfsdp__coll_chunk_of(MFSDP_HIERARCHICAL, wire, &amount, &nodes, chunk_nbytes);
   if (nodes.count > 1 && mfsdp__hierarchical_ns(wire, &amount, &nodes) < best)
     algorithm = MFSDP_HIERARCHICAL;
   return algorithm;

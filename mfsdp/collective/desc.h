@@ -55,23 +55,24 @@ typedef struct mfsdp_coll_desc {
   const mfsdp_layout *layout;       /* read by create only */
   const mfsdp_transport *transport; /* must outlive the collective */
   /* DIRECT reduce: at most this many bytes of a peer's contribution are in flight, which bounds the
-   * workspace. RING and HIERARCHICAL: what moves from rank to rank at a time. Equal on all ranks, at
-   * least 1024. */
+   * workspace. RING and HIERARCHICAL: what moves from rank to rank at a time. 0: chosen by the library
+   * (mfsdp_coll_chunk_nbytes; the rule is that of cost/chunk.h), else at least 1024. Equal on all
+   * ranks. Sums do not depend on it, in whatever order an algorithm makes them. */
   size_t chunk_nbytes;
   int32_t
       narrow_sums; /* 1: NATIVE may add in a 16-bit dtype, which rounds sums; 0: E_UNSUPPORTED */
-  mfsdp_wire_cost wire; /* read by AUTO, which needs it; equal on all ranks */
+  mfsdp_wire_cost wire; /* read by AUTO, which needs it, and by a chunk_nbytes of 0; equal on all
+                           ranks */
   mfsdp_traffic traffic;
   const char *label; /* for traces and messages; must outlive the collective */
 } mfsdp_coll_desc;
 
-/* DIRECT, chunks of 256 KiB: with a few ranks the staged terms stay in a core's cache. */
+/* DIRECT, chunks as the library chooses them. */
 MFSDP_API mfsdp_coll_desc mfsdp_coll_desc_default(void) {
   mfsdp_coll_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.struct_nbytes = sizeof(desc);
   desc.algorithm = MFSDP_DIRECT;
-  desc.chunk_nbytes = (size_t)256 << 10;
   desc.label = "collective";
   return desc;
 }

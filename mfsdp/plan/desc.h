@@ -179,8 +179,11 @@ typedef struct mfsdp_plan_desc {
   const int32_t *node_of_rank;
   mfsdp_plan_caps caps;
   /* Cost of updating a matrix, >= 0, called once per non-empty matrix in order on every rank, which
-   * must all get the same answer. NULL: rows * cols, but Newton-Schulz work for BALANCED.
-   * mfsdp_cost_newton_schulz, _shampoo and _soap, and mfsdp_plan_cost_elements fit here. */
+   * must all get the same answer. NULL: rows * cols, but Newton-Schulz work for BALANCED, as
+   * mfsdp_cost_newton_schulz counts it: full products, so that the plan depends on shapes alone.
+   * To train with Muon: mfsdp_newton_schulz_cost (newton_schulz/cost.h) with `user` the description of
+   * the iteration, which counts what runs. With Shampoo and SOAP: mfsdp_cost_shampoo and _soap; with
+   * element-wise optimizers: mfsdp_plan_cost_elements. */
   int64_t (*cost)(void *user, int32_t param, int64_t rows, int64_t cols);
   void *user; /* handed to cost */
   /* 1: OWNED matrices may become BANDED where that makes the predicted step shorter, or where
@@ -189,9 +192,10 @@ typedef struct mfsdp_plan_desc {
    * choice does not show in norms. */
   int32_t allow_banded;
   int32_t materialize_count, reduce_count; /* gathers and reduces of a unit in a step, >= 0 */
-  /* Units of cost that a byte on a rank's link takes, >= 1. A unit of the Newton-Schulz cost is 2 FLOPs in
-   * each of its steps, so with 5 steps: FLOP/s over 10 times the link's bytes/s. It scales what is
-   * predicted; what becomes BANDED follows from bytes and messages alone, since homes keep their costs. */
+  /* Units of cost that a byte on a rank's link takes, >= 1. A unit of mfsdp_cost_newton_schulz is 2 FLOPs
+   * in each of its steps, so with 5 steps: FLOP/s over 10 times the link's bytes/s; one of
+   * mfsdp_newton_schulz_cost is 2 FLOPs. It scales what is predicted; what becomes BANDED follows from
+   * bytes and messages alone, since homes keep their costs. */
   int64_t banded_wire_cost;
   /* What a message takes beside its bytes, as the bytes that the link carries in that time: latency times
    * rate (mfsdp_cluster_message_nbytes). 0 to MFSDP_PLAN_MAX_MESSAGE_NBYTES; 0: bytes alone decide. */

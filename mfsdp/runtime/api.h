@@ -110,9 +110,10 @@ typedef struct mfsdp_runtime_desc {
   /* An algorithm of collective.h. Gathers have the same bits by all of them;
    * sums are in rank order, and so independent of the world, by DIRECT alone. */
   mfsdp_algorithm gather_algorithm, reduce_algorithm;
-  int32_t narrow_sums;  /* 1: NATIVE may reduce on a 16-bit wire, where sums are rounded */
-  mfsdp_wire_cost wire; /* read by AUTO, which chooses for each unit */
-  size_t chunk_nbytes;  /* see mfsdp_coll_desc: bounds the staging memory */
+  int32_t narrow_sums; /* 1: NATIVE may reduce on a 16-bit wire, where sums are rounded */
+  /* Read by AUTO, which chooses for each unit, and by a chunk_nbytes of 0. */
+  mfsdp_wire_cost wire;
+  size_t chunk_nbytes; /* see mfsdp_coll_desc: bounds the staging memory. 0: chosen for each unit */
   /* 1: an owner works on its matrices in backward, as soon as a unit's sums have landed, beside it on
    * a queue of its own; the step then only commits. The same bits as without, and a direction's
    * memory for each owned matrix. For the groups whose update can be split (Muon), which must not be
@@ -123,7 +124,8 @@ typedef struct mfsdp_runtime_desc {
 } mfsdp_runtime_desc;
 
 /* One active unit, one open gradient, nothing ahead or behind, resharding, up to 64 micro-batches,
- * no clipping, SKIP, a constant rate, no loss scaling, everything on the device, DIRECT, BANDED at home. */
+ * no clipping, SKIP, a constant rate, no loss scaling, everything on the device, DIRECT, chunks as
+ * the library chooses them, BANDED at home. */
 MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   mfsdp_runtime_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -141,7 +143,6 @@ MFSDP_API mfsdp_runtime_desc mfsdp_runtime_desc_default(void) {
   desc.state_space = MFSDP_SPACE_DEVICE;
   desc.gather_algorithm = MFSDP_DIRECT;
   desc.reduce_algorithm = MFSDP_DIRECT;
-  desc.chunk_nbytes = mfsdp_coll_desc_default().chunk_nbytes;
   desc.banded_update = MFSDP_BANDED_HOME;
   return desc;
 }

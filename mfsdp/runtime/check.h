@@ -105,9 +105,11 @@ MFSDP_API mfsdp_status mfsdp__runtime_check_counts(mfsdp_context *context,
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "runtime: max_micro_batches is %d, needs 1 to 1048576",
                       (int)desc->max_micro_batches);
-  if (desc->chunk_nbytes < (size_t)MFSDP_ALIGN_ELEMENTS * 8)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: chunk_nbytes is %zu, needs at least %d",
-                      desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
+  if (desc->chunk_nbytes > 0 && desc->chunk_nbytes < (size_t)MFSDP_ALIGN_ELEMENTS * 8)
+    return MFSDP_FAIL(
+        context, MFSDP_E_ARGUMENT,
+        "runtime: chunk_nbytes is %zu, needs at least %d, or 0 (the library's choice)",
+        desc->chunk_nbytes, MFSDP_ALIGN_ELEMENTS * 8);
   if (!(desc->clip_norm >= 0.0) || !(desc->clip_norm <= 1e30))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "runtime: clip_norm is %g, needs 0 (off) or more",
                       desc->clip_norm);

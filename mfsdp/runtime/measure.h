@@ -107,8 +107,10 @@ MFSDP_API void mfsdp__measure_unit(const mfsdp_runtime_desc *desc, const mfsdp_g
   reduce = mfsdp_coll_choose(group->transport, desc->reduce_algorithm, &desc->wire,
                              MFSDP_COLL_REDUCE, s.wire, s.grad_count, longest, desc->chunk_nbytes);
   mfsdp__size_max(&out->staging_nbytes,
-                  mfsdp_coll_reduce_workspace_nbytes(group->transport, reduce, s.accumulator_count,
-                                                     longest, s.wire, desc->chunk_nbytes));
+                  mfsdp_coll_reduce_workspace_nbytes(
+                      group->transport, reduce, s.accumulator_count, longest, s.wire,
+                      mfsdp_coll_chunk_nbytes(group->transport, reduce, &desc->wire, s.wire,
+                                              s.grad_count, longest, desc->chunk_nbytes)));
 }
 
 /* Units whose tensors are used under another name by other units: each once. */
@@ -147,14 +149,17 @@ MFSDP_API mfsdp_extent mfsdp__replica_part(int64_t count, int32_t replicas, int3
 MFSDP_API void mfsdp__measure_replica(const mfsdp_runtime_desc *desc, const mfsdp_group *group,
                                       int64_t accumulator_count, mfsdp__sizes *out) {
   mfsdp_extent part;
+  int64_t longest;
+  size_t chunk;
   if (group->replica == NULL || accumulator_count == 0) return;
   part = mfsdp__replica_part(accumulator_count, group->replica->world, group->replica->rank);
+  longest = mfsdp__replica_part(accumulator_count, group->replica->world, 0).count;
+  chunk = mfsdp_coll_chunk_nbytes(group->replica, MFSDP_DIRECT, &desc->wire, MFSDP_F32,
+                                  accumulator_count, longest, desc->chunk_nbytes);
   out->replica_sum_nbytes += (size_t)part.count * sizeof(float);
   mfsdp__size_max(&out->staging_nbytes,
-                  mfsdp_coll_reduce_workspace_nbytes(
-                      group->replica, MFSDP_DIRECT, part.count,
-                      mfsdp__replica_part(accumulator_count, group->replica->world, 0).count,
-                      MFSDP_F32, desc->chunk_nbytes));
+                  mfsdp_coll_reduce_workspace_nbytes(group->replica, MFSDP_DIRECT, part.count,
+                                                     longest, MFSDP_F32, chunk));
 }
 
 /* Whether the step in backward works on this piece: a whole matrix of an algorithm that can. */

@@ -153,17 +153,24 @@ MFSDP_API mfsdp_status mfsdp__sim_bands_gather(mfsdp_context *context, const mfs
   int32_t count, i, j, end;
   const mfsdp_piece *pieces = mfsdp_plan_pieces(ask->plan, -1, &count);
   for (i = 0; i < count; i = end) {
+    int64_t total = 0, longest = 0;
     double one = 0.0;
+    size_t chunk;
     end = i + 1;
     if (!mfsdp__sim_opens_banded(&pieces[i])) continue;
     end = mfsdp__sim_bands_end(pieces, count, i);
     memset(segments, 0, (size_t)world * sizeof(*segments));
     for (j = i; j < end; ++j) {
-      segments[pieces[j].owner].nbytes = mfsdp__sim_band_nbytes(&pieces[j]);
+      const int64_t nbytes = mfsdp__sim_band_nbytes(&pieces[j]);
+      segments[pieces[j].owner].nbytes = nbytes;
       segments[pieces[j].owner].message_count = 1;
+      total += nbytes;
+      if (nbytes > longest) longest = nbytes;
     }
-    MFSDP_TRY(mfsdp_sim_collective(context, ask->cluster, ask->algorithm, 0, segments, world,
-                                   ask->chunk_nbytes, &one, sent));
+    chunk = mfsdp__sim_chunk_nbytes(ask->cluster, ask->algorithm, &ask->wire, world, total, longest,
+                                    ask->chunk_nbytes);
+    MFSDP_TRY(mfsdp_sim_collective(context, ask->cluster, ask->algorithm, 0, segments, world, chunk,
+                                   &one, sent));
     *us += one;
   }
   return MFSDP_OK;

@@ -30,7 +30,9 @@
   X(flops_per_s, "FLOP/s", 312e12, 1.0, 1e21)       /* matrix products of one rank */            \
   X(memory_nbytes_per_s, "B/s", 2039e9, 1.0, 1e18)  /* one rank's memory, element-wise work */   \
   X(memory_nbytes, "B", 80e9, 1.0, 1e18)            /* one rank's memory */                      \
-  X(matrix_us, "us", 0.0, 0.0, 1e9)                 /* fixed cost of one matrix's update */
+  X(matrix_us, "us", 0.0, 0.0, 1e9)                 /* fixed cost of one matrix's update */      \
+  /* Newton-Schulz of one rank, as cost.h counts it; 0: flops_per_s */                           \
+  X(newton_schulz_flops_per_s, "FLOP/s", 0.0, 0.0, 1e21)
 
 typedef struct mfsdp_cluster {
   size_t struct_nbytes;
@@ -76,6 +78,13 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_cluster_validate(mfsdp_context *conte
   MFSDP_CLUSTER_TABLE(MFSDP__CLUSTER_CHECK)
 #undef MFSDP__CLUSTER_CHECK
   return MFSDP_OK;
+}
+
+/* The rate of Newton-Schulz's arithmetic in the FLOPs of mfsdp_cost_newton_schulz_flops, which are those of
+ * full products: more than flops_per_s where other forms run. */
+MFSDP_API double mfsdp_cluster_newton_schulz_rate(const mfsdp_cluster *cluster) {
+  return cluster->newton_schulz_flops_per_s > 0.0 ? cluster->newton_schulz_flops_per_s
+                                                  : cluster->flops_per_s;
 }
 
 /*
@@ -126,13 +135,15 @@ typedef struct mfsdp_sim_desc {
   double model_flops;            /* forward and backward of one rank; 0: not asked */
   double matrix_update_nbytes;   /* memory traffic of a matrix element's update, products apart */
   double element_update_nbytes;  /* the same of an ELEMENTWISE element */
-  size_t chunk_nbytes;           /* of RING, and of DIRECT reductions; >= 1 */
+  size_t chunk_nbytes;           /* as in mfsdp_runtime_desc, 0 too: what the library chooses */
   int32_t banded_everywhere; /* BANDED matrices of the plan: 0: homes update them, 1: all ranks */
+  mfsdp_wire_cost wire; /* as in mfsdp_runtime_desc: of it depends what a chunk_nbytes of 0 is */
 } mfsdp_sim_desc;
 
 /*
- * OWNER by DIRECT, two gathers and one reduction, five Newton-Schulz steps, chunks of 256 KiB, bands
- * updated at home. The update's memory traffic assumes f32 masters and momenta and a bf16 copy.
+ * OWNER by DIRECT, two gathers and one reduction, five Newton-Schulz steps, chunks as the runtime
+ * chooses them when it knows nothing of the wire, bands updated at home. The update's memory traffic
+ * assumes f32 masters and momenta and a bf16 copy.
  * Muon 28: gradient read, momentum and master read and written, direction written and read in bf16,
  * copy written, rounded up; AdamW 30: gradient read, two moments and master read and written, copy
  * written.
@@ -149,7 +160,6 @@ MFSDP_API mfsdp_sim_desc mfsdp_sim_desc_default(void) {
   desc.replica_count = 1;
   desc.matrix_update_nbytes = 28.0;
   desc.element_update_nbytes = 30.0;
-  desc.chunk_nbytes = (size_t)256 << 10;
   return desc;
 }
 
@@ -223,8 +233,6 @@ MFSDP_API mfsdp_status mfsdp__sim_check_counts(mfsdp_context *context, const mfs
                       "simulate: model_flops %g, matrix_update_nbytes %g and element_update_nbytes "
                       "%g need to be at least 0",
                       desc->model_flops, desc->matrix_update_nbytes, desc->element_update_nbytes);
-  if (desc->chunk_nbytes < 1)
-    return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "simulate: chunk_nbytes is 0, needs at least 1");
   return MFSDP_OK;
 }
 

@@ -4,7 +4,8 @@
  *
  *   MFSDP_TRY(mfsdp_simulate(&context, &desc, &result, ranks, world));   // ranks: bytes of each
  *
- * W ranks, M matrices of m elements, s x l with s <= l; F, b_memory: the cluster's rates.
+ * W ranks, M matrices of m elements, s x l with s <= l; F, F_ns, b_memory: the cluster's rates of
+ * products, of Newton-Schulz (mfsdp_cluster_newton_schulz_rate) and of memory.
  * Collectives are those of simulate/wire.h. "Slices": every rank has ceil(elements / W) of each
  * unit, or of each matrix where matrices travel, padded to equal length; they move by NATIVE.
  *
@@ -12,7 +13,7 @@
  *   by `algorithm` (RING and HIERARCHICAL reductions carry fp32 partial sums, the others the wire
  *   dtype).
  * Optimizer: no bytes of OWNED matrices; max over ranks of the sum over its matrices of 2 steps
- * s^2 (2 l + s) / F + matrix_us + m matrix_update_nbytes / b_memory, and over its ELEMENTWISE
+ * s^2 (2 l + s) / F_ns + matrix_us + m matrix_update_nbytes / b_memory, and over its ELEMENTWISE
  * elements of element_update_nbytes / b_memory. Of a BANDED matrix the products count for its home
  * (banded_everywhere: for every rank), the elements of bands for the ranks that hold them, and the
  * bands travel as simulate/banded.h says.
@@ -127,19 +128,39 @@ MFSDP_API mfsdp_status mfsdp__sim_slices(mfsdp__sim *sim, int64_t elements, int6
   return MFSDP_OK;
 }
 
+/* One collective of a unit by the plan's segments, in the chunks that the runtime takes: adds its time
+ * to *us and its bytes to `sent`. */
+MFSDP_API mfsdp_status mfsdp__sim_unit(mfsdp__sim *sim, int32_t unit, mfsdp_layout_kind kind,
+                                       int32_t is_reduce, int64_t element_nbytes, double *us,
+                                       int64_t *sent) {
+  const mfsdp_plan *plan = sim->ask.plan;
+  int64_t longest = 0;
+  double one = 0.0;
+  size_t chunk;
+  int32_t r;
+  for (r = 0; r < sim->world; ++r) {
+    const int64_t count = mfsdp_plan_segment_count(plan, unit, r, kind);
+    if (count > longest) longest = count;
+  }
+  chunk = mfsdp__sim_chunk_nbytes(sim->ask.cluster, sim->ask.algorithm, &sim->ask.wire, sim->world,
+                                  mfsdp_plan_unit_count_elements(plan, unit, kind) * element_nbytes,
+                                  longest * element_nbytes, sim->ask.chunk_nbytes);
+  mfsdp__sim_unit_segments(sim, unit, kind, element_nbytes);
+  MFSDP_TRY(mfsdp_sim_collective(sim->context, sim->ask.cluster, sim->ask.algorithm, is_reduce,
+                                 sim->segments, sim->world, chunk, &one, sent));
+  *us += one;
+  return MFSDP_OK;
+}
+
 /* Gathers the owners' fp32 sums of every unit to all ranks: adds its time to *us and its bytes to
  * `sent`. */
 MFSDP_API mfsdp_status mfsdp__sim_sums(mfsdp__sim *sim, double *us, int64_t *sent) {
   const mfsdp_plan *plan = sim->ask.plan;
   int32_t unit;
   for (unit = 0; unit < mfsdp_plan_unit_count(plan); ++unit) {
-    double one = 0.0;
     if (mfsdp_plan_unit_payload(plan, unit, MFSDP_LAYOUT_REDUCE) == 0) continue;
-    mfsdp__sim_unit_segments(sim, unit, MFSDP_LAYOUT_REDUCE,
-                             (int64_t)mfsdp_dtype_nbytes(MFSDP_F32));
-    MFSDP_TRY(mfsdp_sim_collective(sim->context, sim->ask.cluster, sim->ask.algorithm, 0,
-                                   sim->segments, sim->world, sim->ask.chunk_nbytes, &one, sent));
-    *us += one;
+    MFSDP_TRY(mfsdp__sim_unit(sim, unit, MFSDP_LAYOUT_REDUCE, 0,
+                              (int64_t)mfsdp_dtype_nbytes(MFSDP_F32), us, sent));
   }
   return MFSDP_OK;
 }
@@ -152,17 +173,12 @@ MFSDP_API mfsdp_status mfsdp__sim_units(mfsdp__sim *sim, mfsdp_layout_kind kind,
   int32_t unit;
   for (unit = 0; unit < mfsdp_plan_unit_count(plan); ++unit) {
     const int64_t element_nbytes = mfsdp__sim_unit_element_nbytes(sim, unit, kind);
-    double one = 0.0;
     if (mfsdp_plan_unit_payload(plan, unit, kind) == 0) continue; /* numbers may have gaps */
-    if (!mfsdp__sim_owned(sim)) {
+    if (mfsdp__sim_owned(sim))
+      MFSDP_TRY(mfsdp__sim_unit(sim, unit, kind, is_reduce, element_nbytes, us, sent));
+    else
       MFSDP_TRY(mfsdp__sim_slices(sim, mfsdp_plan_unit_payload(plan, unit, kind), element_nbytes,
                                   is_reduce, us, sliced));
-      continue;
-    }
-    mfsdp__sim_unit_segments(sim, unit, kind, element_nbytes);
-    MFSDP_TRY(mfsdp_sim_collective(sim->context, sim->ask.cluster, sim->ask.algorithm, is_reduce,
-                                   sim->segments, sim->world, sim->ask.chunk_nbytes, &one, sent));
-    *us += one;
   }
   return MFSDP_OK;
 }
@@ -209,7 +225,7 @@ MFSDP_API mfsdp_status mfsdp__sim_matrix_us(const mfsdp__sim *sim, const mfsdp_p
   if (!mfsdp_cost_newton_schulz_units(piece->matrix_rows, piece->cols, &units))
     return mfsdp__sim_overflow(sim, "the operations of a matrix");
   *product_us = mfsdp__sim_us(2.0 * sim->ask.newton_schulz_steps * (double)units,
-                              sim->ask.cluster->flops_per_s);
+                              mfsdp_cluster_newton_schulz_rate(sim->ask.cluster));
   return MFSDP_OK;
 }
 

@@ -4,8 +4,7 @@
  *
  *   mfsdp_sim_segment segments[4] = {{1 << 20, 1}, {0, 0}, {1 << 20, 1}, {1 << 19, 2}};
  *   double us;
- *   MFSDP_TRY(mfsdp_sim_collective(&context, &cluster, MFSDP_SIM_RING, 0, segments, 4, 1 << 18,
- *                                  &us, NULL));
+ *   MFSDP_TRY(mfsdp_sim_collective(&context, &cluster, MFSDP_SIM_RING, 0, segments, 4, 0, &us, NULL));
  *
  * Notation: W ranks in N nodes of n; rank r owns s_r bytes in e_r extents; P = sum of s; P_k that
  * of node k; a_in, b_in latency and bandwidth inside a node, a_net, b_net of one rank between
@@ -358,6 +357,23 @@ MFSDP_API double mfsdp__sim_hierarchical(mfsdp__sim_wire *w) {
 
 /* ---- the whole ---- */
 
+/* The chunk that the runtime takes for what it would move: as asked, or for 0 what it chooses. */
+MFSDP_API size_t mfsdp__sim_chunk_nbytes(const mfsdp_cluster *cluster,
+                                         mfsdp_sim_algorithm algorithm, const mfsdp_wire_cost *wire,
+                                         int32_t world, int64_t unit_nbytes, int64_t longest_nbytes,
+                                         size_t chunk_nbytes) {
+  mfsdp__chunk_ask ask;
+  if (chunk_nbytes > 0) return chunk_nbytes;
+  if (algorithm != MFSDP_SIM_RING && algorithm != MFSDP_SIM_HIERARCHICAL) return MFSDP_CHUNK_NBYTES;
+  ask.unit_nbytes = unit_nbytes;
+  ask.longest_nbytes = longest_nbytes;
+  ask.world = world;
+  ask.node_count = (world - 1) / cluster->ranks_per_node + 1;
+  ask.by_nodes = algorithm == MFSDP_SIM_HIERARCHICAL;
+  ask.wire = wire;
+  return mfsdp__chunk_choose(&ask);
+}
+
 /* Sizes, and the rules of segments. */
 MFSDP_API mfsdp_status mfsdp__sim_wire_measure(mfsdp_context *context, mfsdp__sim_wire *w) {
   int32_t r;
@@ -380,22 +396,22 @@ MFSDP_API mfsdp_status mfsdp__sim_wire_measure(mfsdp_context *context, mfsdp__si
 }
 
 /*
- * Predicts one gather (is_reduce 0) or reduce (1). segments: world entries. *us receives
- * microseconds; sent_nbytes (world entries, NULL: not asked) has the bytes that each rank sends
- * added to it. World 1 and empty units take no time. E_ARGUMENT for a NULL, an invalid cluster,
- * algorithm, world, chunk or segment; E_OVERFLOW if bytes pass 64 bits. O(world), allocates
- * nothing.
+ * Predicts one gather (is_reduce 0) or reduce (1). segments: world entries. chunk_nbytes 0: what
+ * the library chooses of the segments alone. *us receives microseconds; sent_nbytes (world entries,
+ * NULL: not asked) has the bytes that each rank sends added to it. World 1 and empty units take no
+ * time. E_ARGUMENT for a NULL, an invalid cluster, algorithm, world or segment; E_OVERFLOW if bytes
+ * pass 64 bits. O(world), allocates nothing.
  */
 MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_sim_collective(
     mfsdp_context *context, const mfsdp_cluster *cluster, mfsdp_sim_algorithm algorithm,
     int32_t is_reduce, const mfsdp_sim_segment *segments, int32_t world, size_t chunk_nbytes,
     double *us, int64_t *sent_nbytes) {
+  const mfsdp_wire_cost unknown = {0, 0, 0, 0};
   mfsdp__sim_wire w;
   MFSDP_TRY(mfsdp_cluster_validate(context, cluster));
-  if (segments == NULL || us == NULL || world < 1 || world > MFSDP_PLAN_MAX_WORLD ||
-      chunk_nbytes < 1)
+  if (segments == NULL || us == NULL || world < 1 || world > MFSDP_PLAN_MAX_WORLD)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
-                      "simulate: segments, us, a world of 1 to %d (has %d) and a chunk are needed",
+                      "simulate: segments, us and a world of 1 to %d (has %d) are needed",
                       MFSDP_PLAN_MAX_WORLD, (int)world);
   memset(&w, 0, sizeof(w));
   w.cluster = cluster;
@@ -403,9 +419,10 @@ MFSDP_API MFSDP_CHECKED mfsdp_status mfsdp_sim_collective(
   w.sent = sent_nbytes;
   w.world = world;
   w.is_reduce = is_reduce != 0;
-  w.chunk = (double)chunk_nbytes;
   w.node_count = (world - 1) / cluster->ranks_per_node + 1;
   MFSDP_TRY(mfsdp__sim_wire_measure(context, &w));
+  w.chunk = (double)mfsdp__sim_chunk_nbytes(cluster, algorithm, &unknown, world, w.total, w.largest,
+                                            chunk_nbytes);
   *us = 0.0;
   if (world == 1 || w.total == 0) return MFSDP_OK;
   switch (algorithm) {

@@ -72,7 +72,8 @@ has 'a cluster file' 'cluster: 2 ranks a node, 300 GB/s in a node, 1.0 GB/s a ra
 # What --calibrate writes, --cluster reads: every key, once.
 $program --calibrate "$work/measured" --world 2 >"$work/out" 2>"$work/err"
 check '--calibrate FILE: status, and nothing printed' "$?$(wc -c <"$work/out" | tr -d ' ')" 00
-check '--calibrate FILE: ten keys' "$(grep -c '^[a-z_]* *[0-9.e+-]*' "$work/measured")$(grep -c '^ranks_per_node  *2$' "$work/measured")" 121
+check '--calibrate FILE: eleven keys' "$(grep -c '^[a-z_][a-z_]* *[0-9.e+-]*' "$work/measured")$(grep -c '^ranks_per_node  *2$' "$work/measured")" 111
+has '--calibrate FILE: the rate of Newton-Schulz' '^newton_schulz_flops_per_s  *[1-9]' "$work/measured"
 $program gpt2-124m --world 2 --cluster "$work/measured" >"$work/out" 2>"$work/err"
 has '--cluster takes it' 'cluster: 2 ranks a node' "$work/out"
 $program --calibrate --world 1 >"$work/out" 2>"$work/err"
@@ -87,6 +88,8 @@ for planner in round-robin role-greedy scope-greedy cost-aware balanced; do
 done
 $program gpt2-124m --world 4 --cost elements >"$work/out" 2>"$work/err"
 has 'cost elements' 'cost elements' "$work/out"
+$program gpt2-124m --world 4 --cost form >"$work/out" 2>"$work/err"
+has 'cost form' 'cost form' "$work/out"
 $program llama3-8b --world 64 --max-owners 3 --json "$work/json" >"$work/out" 2>"$work/err"
 check 'a cap on owners' $? 0
 $program --help >"$work/out" 2>"$work/err"
@@ -141,7 +144,8 @@ refuse 'a negative world' 'world' gpt2-124m --world -4
 refuse 'an unknown option' 'bogus' gpt2-124m --world 2 --bogus
 refuse 'an option twice' 'twice' gpt2-124m --world 2 --world 4
 refuse 'an unknown planner' 'needs round-robin' gpt2-124m --world 2 --planner best
-refuse 'an unknown cost' 'needs newton-schulz or elements' gpt2-124m --world 2 --cost time
+refuse 'an unknown cost' 'needs newton-schulz, form or elements' gpt2-124m --world 2 --cost time
+refuse 'a form of too many steps' 'form goes with at most --steps 64' gpt2-124m --world 2 --cost form --steps 65
 refuse 'a cost of bytes of 0' "--allow-banded '0': needs a number of 1" gpt2-124m --world 2 --allow-banded 0
 refuse 'bands beside a cap on owners' 'allow_banded does not go with caps.max_owners' gpt2-124m --world 2 --allow-banded auto --max-owners 2
 refuse 'a cap on bytes that no plan keeps' 'max_resident_nbytes 1000 is [0-9]* too few' gpt2-124m --world 8 --max-resident 1000

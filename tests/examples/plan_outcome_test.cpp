@@ -36,7 +36,7 @@ protected:
     question_.input = "a <model> & \"more\"";
     question_.params = &params_;
     question_.planner = MFSDP_PLANNER_BALANCED;
-    question_.newton_schulz_cost = 1;
+    question_.cost = PLAN_COST_NEWTON_SCHULZ;
     question_.caps = mfsdp_plan_desc_default().caps;
     question_.cluster = mfsdp_cluster_default();
     question_.algorithm = MFSDP_SIM_RING;
@@ -142,6 +142,32 @@ TEST_F(Outcome, AllowsBands) {
   EXPECT_EQ(out.banded_wire_cost, 77);
   plan_outcome_free(&context_, &out);
   plan_outcome_free(&context_, &plain);
+}
+
+/* By what runs: all of the steps that were asked for, and bytes in units of it, two operations each. */
+TEST_F(Outcome, PlansByTheFormThatRuns) {
+  plan_outcome out;
+  TextOutput table, json;
+  question_.cost = PLAN_COST_FORM;
+  question_.newton_schulz_steps = 3;
+  question_.banded_wire_cost = -1;
+  ASSERT_EQ(plan_outcome_make(&context_, &question_, 64, &out, &error_), PLAN_OK) << error_.text;
+  mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();
+  ns.step_count = 3;
+  int64_t sum = 0;
+  int32_t count = 0;
+  const mfsdp_piece *pieces = mfsdp_plan_pieces(out.plan, -1, &count);
+  for (int32_t i = 0; i < count; ++i) /* of a matrix in bands, the first */
+    if (pieces[i].matrix >= 0 && pieces[i].first == pieces[i].matrix_first)
+      sum += mfsdp_newton_schulz_cost(&ns, 0, pieces[i].matrix_rows, pieces[i].cols);
+  EXPECT_EQ(out.summary.cost.sum, sum);
+  EXPECT_EQ(out.banded_wire_cost, static_cast<int64_t>(question_.cluster.flops_per_s / 2 /
+                                                       question_.cluster.net_nbytes_per_s));
+  plan_outcome_print(&out, table.file());
+  plan_outcome_json(&out, 1, json.file());
+  EXPECT_NE(table.text().find("cost form,"), std::string::npos);
+  EXPECT_NE(json.text().find("\"cost\":\"form\""), std::string::npos);
+  plan_outcome_free(&context_, &out);
 }
 
 /* Messages so long that no band pays: the plan without, and no figures of a choice. */
@@ -293,7 +319,7 @@ TEST(PlanOptions, ReadsAll) {
   EXPECT_EQ(o.views, PLAN_VIEWS_HEADS);
   EXPECT_EQ(o.steps, 0);
   EXPECT_EQ(o.banded_wire_cost, -1);
-  EXPECT_EQ(o.newton_schulz_cost, 0);
+  EXPECT_EQ(o.cost, PLAN_COST_ELEMENTS);
   EXPECT_EQ(o.planner, mfsdp_plan_desc_default().planner);
 }
 

@@ -280,6 +280,51 @@ TEST(Memory, PredictionIsWhatCreateHolds) {
       }
 }
 
+/*
+ * Without a chunk the library chooses one by the unit and the nodes, before create as in it. Five
+ * matrices of 192 KiB on four ranks: a ring of hosts takes 32 KiB (960 KiB / (8 x 2) holds no 64), one
+ * host's 256 KiB.
+ */
+TEST(Memory, OfTheLibrarysChunks) {
+  const int32_t world = 4, alone[] = {0, 1, 2, 3}, pairs[] = {0, 0, 1, 1};
+  const std::size_t kib = 1024;
+  Job job;
+  job.chunk_nbytes = 0;
+  for (int i = 0; i < 5; ++i)
+    job.model.tensors.push_back(ref::matrix("m" + std::to_string(i), 0, 192, 256));
+  for (const mfsdp_algorithm algorithm :
+       {MFSDP_DIRECT, MFSDP_RING, MFSDP_HIERARCHICAL, MFSDP_ALGORITHM_AUTO})
+    for (const int32_t *nodes : {static_cast<const int32_t *>(nullptr), pairs, alone}) {
+      test::RanksOptions options = test::ranks_of(job, world);
+      options.world.node_of_rank = nodes;
+      tune(&job, [&](mfsdp_runtime_desc *d) {
+        d->gather_algorithm = d->reduce_algorithm = algorithm;
+        if (algorithm == MFSDP_ALGORITHM_AUTO) d->wire = {5000, 209715, 50000, 8388608};
+      });
+      const test::RanksResult result = test::run_ranks(options, [&](Rank &rank) {
+        Trainer t(&rank, &job, 1);
+        mfsdp_memory predicted;
+        Wanted want;
+        MFSDP_TRY(predict_and_make(job, rank, &t, &predicted, &want));
+        for (const mfsdp_memory_class c : kClasses)
+          require(of_class(predicted, c) == rank.context.current_nbytes[c],
+                  std::string(mfsdp_memory_class_name(c)) + ": predicted " +
+                      std::to_string(of_class(predicted, c)) + ", held " +
+                      std::to_string(rank.context.current_nbytes[c]));
+        if (algorithm == MFSDP_RING && nodes != nullptr)
+          require(predicted.staging_nbytes == 8 * 32 * kib, "2 x 4 chunks of 32 KiB");
+        if (algorithm == MFSDP_RING && nodes == nullptr)
+          require(predicted.staging_nbytes == 8 * 256 * kib, "2 x 4 chunks of 256 KiB");
+        if (algorithm == MFSDP_DIRECT)
+          require(predicted.staging_nbytes % (3 * 192 * kib) == 0 ||
+                      predicted.staging_nbytes == 3 * 256 * kib,
+                  "3 chunks, of 256 KiB or of the longest segment");
+        return t.destroy();
+      });
+      EXPECT_TRUE(result.ok()) << mfsdp_algorithm_name(algorithm) << ": " << result.text();
+    }
+}
+
 /* a1: ranks that own nothing hold nothing but slots. */
 TEST(Memory, OfRanksThatOwnNothing) {
   Job job;

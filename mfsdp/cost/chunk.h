@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cost/chunk.h - what a chunk_nbytes of 0 stands for: how many bytes of a segment RING and HIERARCHICAL
+ * (collective.h) hand on at a time, decided in integers, so that every rank of every machine decides
+ * alike. Part of cost.h.
+ *
+ * A unit of P bytes, S of them in the longest segment. Behind its first link a chunk has h more to
+ * go while the last chunks of others have arrived: W - 2 in a ring of W ranks, P / S by nodes, whose
+ * fan-out is one batch more. With a latency L for each message and b for each byte, chunks of c cost
+ *   (P / c) L + h min(c, S) b
+ * beside the P b that they cost anyway.
+ *   wire known      the power of two with the least of this, at most 512 KiB, the larger of equals
+ *   wire not known  the largest power of two with h c <= P / 8, at most 256 KiB
+ * and at least 32 KiB between nodes, 256 KiB inside one: there a message costs a rank its turn on a
+ * core, which no latency says, and bytes next to nothing.
+ * DIRECT reductions have 256 KiB: their chunks bound memory, and nothing waits for them to pass; with a
+ * few ranks the staged terms stay in a core's cache.
+ * Does not: know what is measured at run time.
+ * Link flags: none.
+ */
+#ifndef MFSDP_COST_CHUNK_H
+#define MFSDP_COST_CHUNK_H
+
+#include "../types.h"
+
+#define MFSDP_CHUNK_NBYTES 262144 /* of DIRECT and NATIVE, and inside a node */
+#define MFSDP__CHUNK_LEAST 32768
+#define MFSDP__CHUNK_MOST 524288
+
+/*
+ * What moving bytes costs inside a node and between nodes, in integers, so that all ranks decide
+ * alike: AUTO and a chunk_nbytes of 0 (collective.h) read it. The latency of a message and the time for
+ * 2^20 bytes, both of one rank's port; 0 to 10^12 ns. All zero: not known.
+ */
+typedef struct mfsdp_wire_cost {
+  int64_t latency_ns, ns_per_mib;
+  int64_t between_latency_ns, between_ns_per_mib;
+} mfsdp_wire_cost;
+
+/* Whether every value is in its range, and bytes cost something where a byte goes. */
+MFSDP_API int mfsdp_wire_cost_valid(const mfsdp_wire_cost *cost) {
+  const int64_t most = 1000000000000;
+  return cost->latency_ns >= 0 && cost->latency_ns <= most && cost->ns_per_mib > 0 &&
+         cost->ns_per_mib <= most && cost->between_latency_ns >= 0 &&
+         cost->between_latency_ns <= most && cost->between_ns_per_mib > 0 &&
+         cost->between_ns_per_mib <= most;
+}
+
+/* ---- sums that stop at the largest number ---- */
+
+MFSDP_API int64_t mfsdp__sat_mul(int64_t a, int64_t b) {
+  int64_t out;
+  return mfsdp_i64_mul(a, b, &out) ? out : INT64_MAX;
+}
+
+MFSDP_API int64_t mfsdp__sat_add(int64_t a, int64_t b) {
+  return a > INT64_MAX - b ? INT64_MAX : a + b;
+}
+
+/* Nanoseconds of `nbytes` at ns_per_mib; whole KiB, rounded up. */
+MFSDP_API int64_t mfsdp__wire_ns(int64_t nbytes, int64_t ns_per_mib) {
+  const int64_t kib = nbytes / 1024 + (nbytes % 1024 != 0);
+  return mfsdp__sat_mul(kib, ns_per_mib) / 1024;
+}
+
+/* ---- the choice ---- */
+
+/* All of it equal on all ranks. */
+typedef struct mfsdp__chunk_ask {
+  int64_t unit_nbytes,
+      longest_nbytes;          /* of the unit and of its longest segment, padding included */
+  int64_t world, node_count;   /* >= 1 */
+  int32_t by_nodes;            /* 0: RING, 1: HIERARCHICAL */
+  const mfsdp_wire_cost *wire; /* not valid, as all zero is not: not known */
+} mfsdp__chunk_ask;
+
+/* h: links that a chunk goes while others' have arrived. */
+MFSDP_API int64_t mfsdp__chunk_hops(const mfsdp__chunk_ask *ask) {
+  const int64_t s = ask->longest_nbytes;
+  if (!ask->by_nodes) return ask->world > 2 ? ask->world - 2 : 0;
+  return s > 0 ? ask->unit_nbytes / s + (ask->unit_nbytes % s != 0) : 0;
+}
+
+/* What of a collective's time depends on the chunk. */
+MFSDP_API int64_t mfsdp__chunk_ns(const mfsdp__chunk_ask *ask, int64_t chunk) {
+  const mfsdp_wire_cost *w = ask->wire;
+  const int inside = ask->node_count == 1;
+  const int64_t piece = chunk < ask->longest_nbytes ? chunk : ask->longest_nbytes;
+  const int64_t messages = ask->unit_nbytes / chunk + (ask->unit_nbytes % chunk != 0);
+  return mfsdp__sat_add(mfsdp__sat_mul(messages, inside ? w->latency_ns : w->between_latency_ns),
+                        mfsdp__wire_ns(mfsdp__sat_mul(mfsdp__chunk_hops(ask), piece),
+                                       inside ? w->ns_per_mib : w->between_ns_per_mib));
+}
+
+MFSDP_API int64_t mfsdp__chunk_by_wire(const mfsdp__chunk_ask *ask, int64_t least) {
+  int64_t best = MFSDP__CHUNK_MOST, best_ns = mfsdp__chunk_ns(ask, best), chunk;
+  for (chunk = best / 2; chunk >= least; chunk /= 2) {
+    const int64_t ns = mfsdp__chunk_ns(ask, chunk);
+    if (ns >= best_ns) continue;
+    best = chunk;
+    best_ns = ns;
+  }
+  return best;
+}
+
+MFSDP_API int64_t mfsdp__chunk_by_size(const mfsdp__chunk_ask *ask, int64_t least) {
+  const int64_t hops = mfsdp__chunk_hops(ask);
+  int64_t chunk = MFSDP_CHUNK_NBYTES;
+  while (chunk > least && mfsdp__sat_mul(hops, chunk) > ask->unit_nbytes / 8)
+    chunk /= 2;
+  return chunk;
+}
+
+/* A power of two. O(1). */
+MFSDP_API size_t mfsdp__chunk_choose(const mfsdp__chunk_ask *ask) {
+  const int64_t least = ask->node_count == 1 ? MFSDP_CHUNK_NBYTES : MFSDP__CHUNK_LEAST;
+  return (size_t)(mfsdp_wire_cost_valid(ask->wire) ? mfsdp__chunk_by_wire(ask, least)
+                                                   : mfsdp__chunk_by_size(ask, least));
+}
+
+#endif /* MFSDP_COST_CHUNK_H */
