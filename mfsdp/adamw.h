@@ -69,8 +69,8 @@ MFSDP_API mfsdp_fused_item mfsdp_adamw_item(float *master, const float *grad, fl
 
 /*
  * Updates item_count pieces in one pass. `items`, `scalars` and `present` (NULL: all present) lie
- * in DEVICE space; clipped != 0: clip_scale multiplies the gradient. ENQUEUED. max_count and
- * total_count are the largest and the summed item.count.
+ * in DEVICE space; clipped 1: clip_scale multiplies the gradient; 0: it does not; else E_ARGUMENT.
+ * ENQUEUED. max_count and total_count are the largest and the summed item.count.
  */
 MFSDP_API mfsdp_status mfsdp_adamw_commit(mfsdp_context *context, const mfsdp_backend *backend,
                                           mfsdp_queue *queue, const mfsdp_adamw_desc *desc,
@@ -80,6 +80,7 @@ MFSDP_API mfsdp_status mfsdp_adamw_commit(mfsdp_context *context, const mfsdp_ba
                                           const uint32_t *present) {
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_adamw_check(context, desc));
+  MFSDP_TRY(mfsdp__flag_check(context, "adamw", "clipped", clipped));
   if (item_count == 0) return MFSDP_OK;
   memset(&args, 0, sizeof(args));
   args.struct_nbytes = sizeof(args);

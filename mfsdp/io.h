@@ -51,7 +51,8 @@ typedef struct mfsdp_io_ops {
   /* The same for names made, changed and removed in a folder. */
   mfsdp_status (*sync_folder)(void *self, const char *path, mfsdp_error *error);
   mfsdp_status (*make_folder)(void *self, const char *path, int32_t *existed, mfsdp_error *error);
-  /* Replaces a file `to`; a folder `to` that is not empty is an error. */
+  /* Replaces a file `to`; a folder `to` that is not empty is an error. After rename and remove, list
+   * no longer shows the old name: where it does, a checkpoint's save is E_IO. */
   mfsdp_status (*rename)(void *self, const char *from, const char *to, mfsdp_error *error);
   mfsdp_status (*remove)(void *self, const char *path, mfsdp_error *error); /* or an empty folder */
   mfsdp_status (*list)(void *self, const char *path, mfsdp_io_name visit, void *user,

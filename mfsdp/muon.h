@@ -81,7 +81,7 @@ typedef struct mfsdp_muon_desc {
   double momentum;          /* mu */
   double grad_weight;       /* B = mu B + grad_weight G: 1 - mu for an average, 1 for a sum */
   double nesterov_weight;   /* nesterov direction: nesterov_weight G + mu B */
-  int32_t nesterov;         /* 0: the direction is B */
+  int32_t nesterov;         /* 0 or 1; 0: the direction is B */
   mfsdp_muon_scale scale;
   /* 1: NorMuon (Li et al., "NorMuon", 2025): after Newton-Schulz each row is divided by the root of
    * its second moment, an average over steps, and all together are brought back to the old norm.
@@ -126,6 +126,7 @@ MFSDP_API mfsdp_muon_desc mfsdp_muon_desc_preset(mfsdp_muon_preset preset) {
 }
 
 MFSDP_API mfsdp_status mfsdp__muon_check_rows(mfsdp_context *context, const mfsdp_muon_desc *desc) {
+  MFSDP_TRY(mfsdp__flag_check(context, "muon", "normalize_rows", desc->normalize_rows));
   if (!desc->normalize_rows) return MFSDP_OK;
   if (!(desc->row_beta2 >= 0.0 && desc->row_beta2 < 1.0))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "muon: row_beta2 is %g, needs to be in [0, 1)",
@@ -152,6 +153,7 @@ MFSDP_API mfsdp_status mfsdp_muon_check(mfsdp_context *context, const mfsdp_muon
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "muon: grad_weight is %g, needs to be positive, and 1.2e-38 to 3.4e38",
                       desc->grad_weight);
+  MFSDP_TRY(mfsdp__flag_check(context, "muon", "nesterov", desc->nesterov));
   if (desc->nesterov && !mfsdp_f32_is_positive(desc->nesterov_weight))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "muon: nesterov_weight is %g, needs to be positive, and 1.2e-38 to 3.4e38",
@@ -220,8 +222,9 @@ MFSDP_API mfsdp_fused_args mfsdp__muon_pass(const mfsdp_muon_desc *desc, mfsdp_f
 /*
  * The momentum pass alone: each item's direction from its gradient and momentum, which are only read.
  * Items may have any counts: matrices of several shapes, or bands of matrices that a caller brings
- * together for mfsdp_newton_schulz. max_count and total_count: of their counts. ENQUEUED.
- * E_ARGUMENT as mfsdp_muon_check.
+ * together for mfsdp_newton_schulz. max_count and total_count: of their counts. clipped 1: clip_scale
+ * multiplies the gradient. ENQUEUED. E_ARGUMENT as mfsdp_muon_check, and where clipped is neither 0
+ * nor 1.
  */
 MFSDP_API mfsdp_status mfsdp_muon_items_prepare(mfsdp_context *context,
                                                 const mfsdp_backend *backend, mfsdp_queue *queue,
@@ -232,6 +235,7 @@ MFSDP_API mfsdp_status mfsdp_muon_items_prepare(mfsdp_context *context,
                                                 const uint32_t *present) {
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
+  MFSDP_TRY(mfsdp__flag_check(context, "muon", "clipped", clipped));
   if (item_count == 0) return MFSDP_OK;
   args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_PREPARE, items, item_count, max_count, total_count,
                           clipped, scalars, present);
@@ -240,7 +244,7 @@ MFSDP_API mfsdp_status mfsdp_muon_items_prepare(mfsdp_context *context,
 
 /* The last pass alone (normalize_rows: the last two, which need whole matrices): momentum, master and
  * parameter of items of any counts from their directions, which hold orthogonalized values now.
- * ENQUEUED. E_ARGUMENT as mfsdp_muon_check. */
+ * ENQUEUED. E_ARGUMENT as mfsdp_muon_items_prepare. */
 MFSDP_API mfsdp_status mfsdp_muon_items_commit(mfsdp_context *context, const mfsdp_backend *backend,
                                                mfsdp_queue *queue, const mfsdp_muon_desc *desc,
                                                const mfsdp_fused_item *items, int32_t item_count,
@@ -249,6 +253,7 @@ MFSDP_API mfsdp_status mfsdp_muon_items_commit(mfsdp_context *context, const mfs
                                                const uint32_t *present) {
   mfsdp_fused_args args;
   MFSDP_TRY(mfsdp_muon_check(context, desc));
+  MFSDP_TRY(mfsdp__flag_check(context, "muon", "clipped", clipped));
   if (item_count == 0) return MFSDP_OK;
   args = mfsdp__muon_pass(desc, MFSDP_FUSED_MUON_ROWS, items, item_count, max_count, total_count,
                           clipped, scalars, present);
@@ -263,8 +268,8 @@ MFSDP_API mfsdp_status mfsdp_muon_items_commit(mfsdp_context *context, const mfs
  * repeats what the host cannot read on a device. Each gets the bits it would get alone. State and
  * parameter are only read. `workspace`: mfsdp_newton_schulz_batch_workspace_nbytes, aligned to
  * MFSDP_ALIGN_NBYTES. ENQUEUED.
- * E_ARGUMENT as mfsdp_muon_check and mfsdp_newton_schulz_batch, before anything is enqueued. Matrices
- * without elements are legal and nothing is done.
+ * E_ARGUMENT as mfsdp_muon_items_prepare and mfsdp_newton_schulz_batch, before anything is enqueued.
+ * Matrices without elements are legal and nothing is done.
  */
 MFSDP_API mfsdp_status mfsdp_muon_batch_prepare(
     mfsdp_context *context, const mfsdp_backend *backend, mfsdp_queue *queue,

@@ -30,6 +30,7 @@
 
 MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t index,
                                                 const mfsdp_hyper_group *group) {
+  char clipped[40];
   const mfsdp__algorithm *algorithm = mfsdp__algorithm_of(group->algorithm);
   if (group->struct_nbytes != sizeof(*group))
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
@@ -44,6 +45,8 @@ MFSDP_API mfsdp_status mfsdp__hyper_group_check(mfsdp_context *context, int32_t 
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].weight_decay is %g, needs 0 or more, at most 1e30",
                       (int)index, group->weight_decay);
+  (void)snprintf(clipped, sizeof(clipped), "groups[%d].clipped", (int)index);
+  MFSDP_TRY(mfsdp__flag_check(context, "optimizer", clipped, group->clipped));
   if (algorithm == NULL)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT,
                       "optimizer: groups[%d].algorithm %d is unknown, needs %d (muon), %d (adamw), "
@@ -175,6 +178,7 @@ MFSDP_API mfsdp_status mfsdp__optimizer_tensor_check(mfsdp_context *context,
   if (tensor->param_data != NULL && mfsdp_dtype_nbytes(tensor->param_dtype) == 0)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: param_dtype is %d, which is none",
                       tensor->name, (int)tensor->param_dtype);
+  MFSDP_TRY(mfsdp__flag_check(context, tensor->name, "staged", tensor->staged));
   return tensor->staged ? mfsdp__optimizer_staged_check(context, desc, tensor) : MFSDP_OK;
 }
 

@@ -256,7 +256,7 @@ MFSDP_API mfsdp_status mfsdp__pre_job_check(mfsdp_context *context, const char *
   if (job->attempted_step < 1)
     return MFSDP_FAIL(context, MFSDP_E_ARGUMENT, "%s: attempted_step is %lld, counts from 1", what,
                       (long long)job->attempted_step);
-  return MFSDP_OK;
+  return mfsdp__flag_check(context, what, "clipped", job->clipped);
 }
 
 /* Puts scratch in its places. E_ARGUMENT as mfsdp__pre_memory_check. */

@@ -342,6 +342,19 @@ TEST_F(AdamwRules, EpsNan) {
   desc_.eps = std::numeric_limits<double>::quiet_NaN();
   refused(&desc_, "needs to be positive");
 }
+TEST_F(AdamwRules, ClippedIsZeroOrOne) {
+  float data[4] = {3.0f, 1.0f, 0.0f, 0.0f};
+  const mfsdp_fused_item item = mfsdp_adamw_item(data, data + 1, data + 2, data + 3, 1);
+  const mfsdp_step_scalars scalars = mfsdp_step_scalars_default(0.1, 0.1);
+  for (const int32_t clipped : {2, -1}) {
+    EXPECT_EQ(mfsdp_adamw_commit(&rig_.context, rig_.backend, rig_.queue, &desc_, &item, 1, 1, 1,
+                                 clipped, &scalars, nullptr),
+              MFSDP_E_ARGUMENT);
+    EXPECT_EQ(rig_.message(), "adamw: clipped is " + std::to_string(clipped) + ", needs 0 or 1");
+    EXPECT_EQ(rig_.sync(), MFSDP_OK);
+    EXPECT_EQ(data[0], 3.0f);
+  }
+}
 
 /* Found while the pass runs, since scalars lie in device memory: it comes with the wait. */
 TEST_F(AdamwRules, StepsCountFromOne) {

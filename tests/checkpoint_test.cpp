@@ -20,6 +20,7 @@ namespace {
 
 using test::Crash;
 using test::Expected;
+using test::Idle;
 using test::Job;
 using test::ModelDisk;
 using test::Rank;
@@ -548,6 +549,62 @@ TEST(Checkpoint, ATransferThatIsInterruptedForEverIsAnError) {
     return s.destroy();
   });
   EXPECT_TRUE(result.ok()) << result.text();
+}
+
+/* A save on a disk that says OK and changes nothing must end, with the name that it could not get rid
+ * of. One that does not end makes more calls than any save, and the disk fails then. */
+void save_on_an_idle_disk(ModelDisk *disk, Idle idle, int32_t keep_last, const std::string &name,
+                          const std::function<void(const mfsdp_io &)> &before) {
+  const Job job = small_job();
+  const Outcome outcome = save_twice(job, disk, 1, keep_last, [&] {
+    before(disk->io());
+    disk->set_idle(idle);
+    disk->die_at(100000);
+  });
+  disk->set_idle(Idle::kNothing);
+  disk->crash(Crash::kKeepAll, 1);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(outcome.status[rank], name.empty() ? MFSDP_OK : MFSDP_E_IO);
+    if (name.empty()) continue;
+    EXPECT_NE(outcome.message[rank].find(
+                  name + ": the io table removed or renamed it, and still lists it"),
+              std::string::npos)
+        << outcome.message[rank];
+  }
+  EXPECT_EQ(look(job, disk).error, "");
+}
+
+void make_folder(const mfsdp_io &io, const char *path) {
+  int32_t existed = 0;
+  EXPECT_EQ(io.ops->make_folder(io.self, path, &existed, nullptr), MFSDP_OK);
+}
+
+TEST(Checkpoint, RemovalsThatRemoveNothingAreAnError) {
+  const auto nothing = [](const mfsdp_io &) {};
+  /* The files of an older one that goes. */
+  ModelDisk disk;
+  const std::string file = "run/step-1.attempt/model.safetensors";
+  save_on_an_idle_disk(&disk, Idle::kRemove, 1, file, nothing);
+  EXPECT_EQ(disk.files().at("run/latest"), "step-2\n");
+  EXPECT_EQ(disk.files().count(file), 1u);
+  /* Its folder, which stays empty; and one that an earlier save left. */
+  ModelDisk folders;
+  save_on_an_idle_disk(&folders, Idle::kRemoveFolder, 1, "", nothing);
+  save_on_an_idle_disk(&folders, Idle::kRemoveFolder, 1, "run/step-1.attempt",
+                       [](const mfsdp_io &io) { make_folder(io, "run/step-1.attempt"); });
+}
+
+TEST(Checkpoint, RenamesThatRenameNothingAreAnError) {
+  /* What step-1 was before: beside a newer one, and alone. */
+  ModelDisk replaced, alone, kept;
+  save_on_an_idle_disk(&replaced, Idle::kRename, 0, "run/step-1.old",
+                       [](const mfsdp_io &io) { make_folder(io, "run/step-1.old"); });
+  save_on_an_idle_disk(&alone, Idle::kRename, 0, "run/step-1.old", [](const mfsdp_io &io) {
+    EXPECT_EQ(io.ops->rename(io.self, "run/step-1", "run/step-1.old", nullptr), MFSDP_OK);
+  });
+  /* The older of two, where one shall be left. */
+  save_on_an_idle_disk(&kept, Idle::kRename, 1, "run/step-1",
+                       [](const mfsdp_io &io) { make_folder(io, "run/step-7"); });
 }
 
 /* FAULTS c9 too: what was loaded is saved over itself, byte for byte. */

@@ -715,6 +715,44 @@ TEST_F(MuonRules, RowOptions) {
   desc_.row_eps = 1e-50; /* its inverse, the factor of an empty row, is no float */
   refused(&desc_, "row_eps is 1e-50, needs to be positive, and 1.2e-38 to 3.4e38");
 }
+TEST_F(MuonRules, FlagsAreZeroOrOne) {
+  for (int32_t mfsdp_muon_desc::*field :
+       {&mfsdp_muon_desc::nesterov, &mfsdp_muon_desc::normalize_rows}) {
+    const std::string name = field == &mfsdp_muon_desc::nesterov ? "nesterov" : "normalize_rows";
+    const mfsdp_muon_desc good = desc_;
+    for (const int32_t value : {2, -1}) {
+      desc_.*field = value;
+      refused(&desc_, "muon: " + name + " is " + std::to_string(value) + ", needs 0 or 1");
+    }
+    desc_ = good;
+  }
+}
+/* The argument of every pass; nothing is enqueued, so that nothing changes. */
+TEST_F(MuonRules, ClippedIsZeroOrOne) {
+  std::vector<float> data(64, 3.0f);
+  const std::vector<float> before = data;
+  const mfsdp_step_scalars scalars = mfsdp_step_scalars_default(0.1, 0.1);
+  const mfsdp_fused_item item =
+      mfsdp_muon_item(&desc_, 4, 4, &data[0], &data[16], &data[32], &data[48]);
+  std::size_t nbytes = 0;
+  ASSERT_EQ(
+      mfsdp_newton_schulz_workspace_nbytes(&rig_.context, &desc_.newton_schulz, 4, 4, &nbytes),
+      MFSDP_OK);
+  Buffer<unsigned char> workspace(&rig_, nbytes);
+  for (const int32_t clipped : {2, -1}) {
+    const std::string message = "muon: clipped is " + std::to_string(clipped) + ", needs 0 or 1";
+    EXPECT_EQ(mfsdp_muon_prepare(&rig_.context, rig_.backend, rig_.queue, &desc_, 4, 4, &data[48],
+                                 &item, clipped, &scalars, nullptr, workspace.data(), nbytes),
+              MFSDP_E_ARGUMENT);
+    expect_message(message);
+    EXPECT_EQ(mfsdp_muon_commit(&rig_.context, rig_.backend, rig_.queue, &desc_, 4, 4, &item,
+                                clipped, &scalars, nullptr),
+              MFSDP_E_ARGUMENT);
+    expect_message(message);
+    EXPECT_EQ(rig_.sync(), MFSDP_OK);
+    EXPECT_TRUE(same_bits(data, before));
+  }
+}
 TEST_F(MuonRules, NewtonSchulzRulesCount) {
   desc_.newton_schulz.step_count = -2;
   refused(&desc_, "step_count is -2");

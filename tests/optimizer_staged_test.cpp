@@ -220,6 +220,12 @@ TEST_F(StagedRules, DirectionOverlapsTheGradient) {
   tensor_.direction = grad_.data() + 30;
   refused(MFSDP_E_ARGUMENT, "overlap");
 }
+TEST_F(StagedRules, StagedIsZeroOrOne) {
+  for (const int32_t value : {2, -1}) {
+    tensor_.staged = value;
+    refused(MFSDP_E_ARGUMENT, "w: staged is " + std::to_string(value) + ", needs 0 or 1");
+  }
+}
 TEST_F(StagedRules, NegativeStage) {
   tensor_.stage = -1;
   refused(MFSDP_E_ARGUMENT, "w: stage is -1");

@@ -765,6 +765,16 @@ TEST_F(OptimizerRules, DecayNan) {
   groups_.list[1].weight_decay = std::numeric_limits<double>::quiet_NaN();
   refused("groups[1].weight_decay is");
 }
+TEST_F(OptimizerRules, ClippedIsZeroOrOne) {
+  for (const int32_t value : {2, -1})
+    for (const std::size_t g : {0u, 1u}) {
+      const int32_t good = groups_.list[g].clipped;
+      groups_.list[g].clipped = value;
+      refused("optimizer: groups[" + std::to_string(g) + "].clipped is " + std::to_string(value) +
+              ", needs 0 or 1");
+      groups_.list[g].clipped = good;
+    }
+}
 TEST_F(OptimizerRules, UnknownAlgorithm) {
   put(&groups_.list[0].algorithm, 0);
   refused("groups[0].algorithm 0 is unknown, needs 1 (muon), 2 (adamw), 3 (shampoo) or 4 (soap)");
@@ -781,6 +791,7 @@ TEST_F(OptimizerRules, AdamwRulesCount) {
 TEST_F(OptimizerRules, TheOtherAlgorithmsDescriptionIsNotRead) {
   groups_.list[0].adamw.eps = 0.0;
   groups_.list[1].muon.momentum = 2.0;
+  groups_.list[1].muon.nesterov = 2;
   EXPECT_EQ(create(), MFSDP_OK) << rig_.message();
 }
 

@@ -853,6 +853,8 @@ TEST_P(Precondition, JobsThatMakeNoSense) {
     };
     one.job.struct_nbytes = 0, refused("job is NULL or its struct_nbytes");
     one.job.attempted_step = 0, refused("attempted_step is 0, counts from 1");
+    one.job.clipped = 2, refused("clipped is 2, needs 0 or 1");
+    one.job.clipped = -1, refused("clipped is -1, needs 0 or 1");
     one.job.rows = -1, refused("rows x cols is -1 x 3");
     one.job.scalars = nullptr, refused("scalars is NULL");
     one.job.workspace_nbytes -= 1;

@@ -171,16 +171,33 @@ MFSDP_API mfsdp_status mfsdp__ck_find_latest(mfsdp_checkpoint *ck, char *name) {
 
 /* ---- changing ---- */
 
+/*
+ * The loops below take names away until a look into the folder finds none. E_IO: the io table answered
+ * "removed" or "renamed" and the look still finds that name; they would go on for ever. folder/name
+ * (NULL: the folder of checkpoints) has look->name.
+ */
+MFSDP_API mfsdp_status mfsdp__ck_check_gone(mfsdp_checkpoint *ck, const char *name,
+                                            const mfsdp__ck_look *look) {
+  const mfsdp__ck_path path = name == NULL ? mfsdp__ck_path_of(ck, look->name, NULL)
+                                           : mfsdp__ck_path_of(ck, name, look->name);
+  if (!look->found) return MFSDP_OK;
+  return MFSDP_FAIL(ck->context, MFSDP_E_IO,
+                    "%.200s: the io table removed or renamed it, and still lists it", path.text);
+}
+
 /* Removes a folder with its files. Nobody may need it any more: the order of removals is not kept. */
 MFSDP_API mfsdp_status mfsdp__ck_remove_folder(mfsdp_checkpoint *ck, const char *name) {
   const mfsdp__ck_path path = mfsdp__ck_path_of(ck, name, NULL);
+  char gone[sizeof(((mfsdp__ck_look *)0)->any)] = "";
   for (;;) {
     mfsdp__ck_look look;
     mfsdp__ck_path file;
-    MFSDP_TRY(mfsdp__ck_look_at(ck, path.text, MFSDP__CK_OTHER, NULL, &look));
+    MFSDP_TRY(mfsdp__ck_look_at(ck, path.text, MFSDP__CK_OTHER, gone, &look));
+    MFSDP_TRY(mfsdp__ck_check_gone(ck, name, &look));
     if (look.any[0] == '\0') break;
     file = mfsdp__ck_path_of(ck, name, look.any);
     MFSDP_TRY(mfsdp_io_remove(ck->context, &ck->io, file.text));
+    memcpy(gone, look.any, sizeof(gone));
   }
   return mfsdp_io_remove(ck->context, &ck->io, path.text);
 }
@@ -200,17 +217,19 @@ MFSDP_API mfsdp_status mfsdp__ck_retire(mfsdp_checkpoint *ck, int64_t step, cons
 
 /* What an earlier save left: attempts go, and an old one comes back if nothing took its place. */
 MFSDP_API mfsdp_status mfsdp__ck_clean(mfsdp_checkpoint *ck) {
-  char name[MFSDP_CHECKPOINT_NAME_NBYTES], old[MFSDP_CHECKPOINT_NAME_NBYTES];
+  char name[MFSDP_CHECKPOINT_NAME_NBYTES] = "", old[MFSDP_CHECKPOINT_NAME_NBYTES] = "";
   mfsdp__ck_look look;
   int whole = 0;
   for (;;) {
-    MFSDP_TRY(mfsdp__ck_look_at(ck, ck->folder, MFSDP__CK_ATTEMPT, NULL, &look));
+    MFSDP_TRY(mfsdp__ck_look_at(ck, ck->folder, MFSDP__CK_ATTEMPT, name, &look));
+    MFSDP_TRY(mfsdp__ck_check_gone(ck, NULL, &look));
     if (look.count == 0) break;
     mfsdp__ck_name(look.step, ".attempt", name);
     MFSDP_TRY(mfsdp__ck_remove_folder(ck, name));
   }
   for (;;) {
-    MFSDP_TRY(mfsdp__ck_look_at(ck, ck->folder, MFSDP__CK_OLD, NULL, &look));
+    MFSDP_TRY(mfsdp__ck_look_at(ck, ck->folder, MFSDP__CK_OLD, old, &look));
+    MFSDP_TRY(mfsdp__ck_check_gone(ck, NULL, &look));
     if (look.count == 0) return MFSDP_OK;
     mfsdp__ck_name(look.step, "", name);
     mfsdp__ck_name(look.step, ".old", old);
@@ -277,6 +296,7 @@ MFSDP_API mfsdp_status mfsdp__ck_publish(mfsdp_checkpoint *ck, int64_t step) {
 
 /* Removes the oldest until keep_last are left; never `step`, which latest names. */
 MFSDP_API mfsdp_status mfsdp__ck_keep_last(mfsdp_checkpoint *ck, int64_t step) {
+  char gone[MFSDP_CHECKPOINT_NAME_NBYTES] = "";
   while (ck->keep_last > 0) {
     mfsdp__ck_look look;
     memset(&look, 0, sizeof(look));
@@ -284,8 +304,11 @@ MFSDP_API mfsdp_status mfsdp__ck_keep_last(mfsdp_checkpoint *ck, int64_t step) {
     look.largest = look.smallest = -1;
     look.avoid = step;
     look.below = INT64_MAX;
+    look.name = gone;
     MFSDP_TRY(mfsdp_io_list(ck->context, &ck->io, ck->folder, mfsdp__ck_visit, &look));
+    MFSDP_TRY(mfsdp__ck_check_gone(ck, NULL, &look));
     if (look.count <= ck->keep_last || look.smallest < 0) return MFSDP_OK;
+    mfsdp__ck_name(look.smallest, "", gone);
     MFSDP_TRY(mfsdp__ck_retire(ck, look.smallest, ""));
   }
   return MFSDP_OK;

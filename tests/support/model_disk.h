@@ -28,6 +28,10 @@ namespace test {
 
 enum class Crash { kKeepAll, kLoseUnsynced, kAnyOfUnsynced };
 
+/* What answers OK and does nothing. With kRename a folder that is not there is listed as empty and
+ * can be removed, as in stores that have no folders. */
+enum class Idle { kNothing, kRemove, kRemoveFolder, kRename };
+
 class ModelDisk {
 public:
   ModelDisk() : root_(std::make_shared<Node>()) { root_->is_folder = true; }
@@ -60,7 +64,8 @@ public:
   void die_at(int64_t n) { arm(n, true); }
   int64_t calls() const { return calls_; } /* since the last arming */
   void set_short(bool on) { short_ = on; } /* every transfer is cut short or interrupted */
-  void interrupt(int64_t count) {          /* the next `count` transfers are; any thread */
+  void set_idle(Idle idle) { idle_ = idle; }
+  void interrupt(int64_t count) { /* the next `count` transfers are; any thread */
     std::lock_guard<std::mutex> lock(mutex_);
     interrupts_ = count;
   }
@@ -288,6 +293,7 @@ private:
     const std::shared_ptr<Node> node = call.disk->find(from), there = call.disk->find(to);
     const std::shared_ptr<Node> folder = call.disk->parent(from, &from_name);
     if (call.fails || node == nullptr) return call.error(error);
+    if (call.disk->idle_ == Idle::kRename) return MFSDP_OK;
     if (call.disk->parent(to, &to_name) != folder)
       return MFSDP_ERROR_SET(error, MFSDP_E_IO, -1, "the model renames inside one folder only");
     if (there != nullptr && there->is_folder && !there->names.empty())
@@ -299,7 +305,10 @@ private:
     Call call(self);
     std::string name;
     const std::shared_ptr<Node> node = call.disk->find(path);
+    const Idle idle = call.disk->idle_;
+    if (node == nullptr && idle == Idle::kRename && !call.fails) return MFSDP_OK;
     if (call.fails || node == nullptr) return call.error(error);
+    if (idle == Idle::kRemove || (idle == Idle::kRemoveFolder && node->is_folder)) return MFSDP_OK;
     if (!node->names.empty())
       return MFSDP_ERROR_SET(error, MFSDP_E_IO, -1, "it is there already and not empty");
     const std::shared_ptr<Node> folder = call.disk->parent(path, &name);
@@ -310,6 +319,7 @@ private:
                            mfsdp_error *error) {
     Call call(self);
     const std::shared_ptr<Node> node = call.disk->find(path);
+    if (node == nullptr && call.disk->idle_ == Idle::kRename && !call.fails) return MFSDP_OK;
     if (call.fails || node == nullptr || !node->is_folder) return call.error(error);
     for (const auto &entry : node->names)
       visit(user, entry.first.c_str());
@@ -331,6 +341,7 @@ private:
   std::vector<std::shared_ptr<Node>> opened_;
   int64_t calls_ = 0, fail_at_ = 0, interrupts_ = 0;
   bool dies_ = false, short_ = false, lock_held_ = false;
+  Idle idle_ = Idle::kNothing;
   uint64_t seed_ = 1;
 };
 
