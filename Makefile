@@ -216,7 +216,7 @@ docs: ## reference pages of the headers in build/docs/html; needs doxygen
 tidy: ## clang-tidy and cppcheck over the headers and the small examples
 	@scripts/tidy.sh
 
-analyze: ## clang's static analyzer over headers (not mfsdp/cuda) and the code beside examples and benchmarks; minutes
+analyze: ## clang's static analyzer over headers, examples and benchmarks; minutes
 	@scripts/analyze.sh
 
 clean: ## removes build/

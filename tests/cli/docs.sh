@@ -3,7 +3,7 @@
 # What the README, CONTRIBUTING.md and docs/ say: every C block compiles, as C11 and C++11, inside a
 # function that is given what the text around it names (those of docs/porting.md stand in
 # examples/port/after.c: port.sh); build lines work, those of the examples too; links, make targets,
-# programs, their options and tests that are named exist.
+# programs, their options and tests that are named exist. Calls in the samples of headers fit.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 suite=docs
@@ -109,6 +109,36 @@ for block in "$work"/block-*.text; do
   done
 done
 [ $blocks -ge 6 ] || bad 'README: a block for each primitive' "$blocks blocks"
+
+# ---- the samples in the comments of headers: their calls ----
+headers="matrixfsdp.h $(find mfsdp -name '*.h' | sort)"
+# shellcheck disable=SC2086 # a list of files
+if scripts/check_samples.sh $headers >"$work/samples"; then ok "samples of headers: $(cat "$work/samples")"
+else bad 'samples of headers' "$(head -n 3 "$work/samples" | tr '\n' ' ')"; fi
+check 'samples of headers: many calls' "$(awk '/calls in samples/ && $1 >= 150 { print "many" }' "$work/samples")" many
+cat >"$work/planted.h" <<'END'
+/*
+ * planted.h - what the check must see, and what it must not.
+ *
+ *   int two = mfsdp_two(1,                     // (
+ *                       mfsdp_two(")", '('));  // is right
+ *   int one = mfsdp_two(mfsdp_none());
+ *   int any = mfsdp_two(...) + mfsdp_gone() + mfsdp_none(1);
+ *   mfsdp_type type;
+ *   mfsdp_two(1,
+ * A line of prose: mfsdp_gone().
+ */
+MFSDP_API int mfsdp_two(int (*a)(int, int), /* a, b, c */
+                        int b);
+MFSDP_API int mfsdp_none(void) { return mfsdp_two(0, 0); }
+END
+check 'samples of headers: planted faults are seen' "$(scripts/check_samples.sh "$work/planted.h" | sed 's/.*planted.h://')" \
+  '6: mfsdp_two: called with 1 arguments, declared with 2 parameters
+7: mfsdp_gone: there is no such function
+7: mfsdp_none: called with 1 arguments, declared with 0 parameters
+8: mfsdp_type: there is no such name
+9: mfsdp_two: the call does not end
+8 calls in samples, 5 faults'
 
 # ---- the build lines at the head of the examples ----
 for example in examples/*.c; do

@@ -15,6 +15,7 @@ expect() { # PROGRAM TEXT [ARGUMENT]
 }
 expect plan_only '^down  \[64,256\]  unit 1  matrix whole -> 1 matrix  group 0  owner 1'
 expect newton_schulz 'near the identity'
+expect newton_schulz_queue '^squared norms of the rows: 0\.[89][0-9] to 1\.[01][0-9] '
 expect collective 'sum over 3 ranks of element 7 is 21'
 expect optimizer '^loss after 200 steps: [0-5]\.[0-9]$' # from some 200
 expect loop '^loss of step 300: 0\.000[0-9]$' # from 21.7
@@ -50,7 +51,7 @@ elif ${CC:-gcc} -std=c11 -D_POSIX_C_SOURCE=200809L -fno-math-errno -ffp-contract
 else
   echo 'not ok example cuda/newton_schulz'
 fi
-for example in cuda/newton_schulz plan_only newton_schulz optimizer collective collective_mpi loop loop_by_hand reshard raii; do
+for example in cuda/newton_schulz plan_only newton_schulz newton_schulz_queue optimizer collective collective_mpi loop loop_by_hand reshard raii; do
   lines=$(cat examples/$example.c* | wc -l)
   if [ "$lines" -lt 150 ]; then echo "ok example $example: under 150 lines"; else
     echo "not ok example $example: $lines lines, needs less than 150"

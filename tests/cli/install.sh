@@ -82,8 +82,8 @@ build 'a bare compiler line' matrixfsdp.h "-I$prefix/include $math" '-lm'
 mkdir "$work/bare"
 cp -R mfsdp "$work/bare"
 build 'the planner alone' mfsdp/plan.h "-I$work/bare $math" ''
-cat >"$work/bare/main.c" <<'END'
-#include "mfsdp/host/newton_schulz_host.h"
+cat >"$work/user/alone.c" <<'END'
+#include USER_HEADER
 int main(void) {
   const mfsdp_newton_schulz_desc ns = mfsdp_newton_schulz_desc_default();
   const float g[6] = {3, 0, 0, 0, -2, 0};
@@ -94,12 +94,13 @@ int main(void) {
   return 0;
 }
 END
-cp "$work/bare/main.c" "$work/bare/main.cpp"
+cp "$work/user/alone.c" "$work/user/alone.cpp"
+alone='-DUSER_HEADER="mfsdp/host/newton_schulz_host.h"'
 for compiler in "$CC -std=c11" "$CXX -std=c++11"; do
   suffix=c
   [ "$compiler" = "$CC -std=c11" ] || suffix=cpp
   # shellcheck disable=SC2086 # words of a command
-  run "Newton-Schulz alone, $compiler" $compiler $math -I"$work/bare" "$work/bare/main.$suffix" -lm -o "$work/a.out"
+  run "Newton-Schulz alone, $compiler" $compiler $math "$alone" -I"$work/bare" "$work/user/alone.$suffix" -lm -o "$work/a.out"
   check "its result, $compiler" "$("$work/a.out") $(nm -u "$work/a.out" | grep -c pthread)" 'MFSDP_OK 1 0'
 done
 
@@ -136,6 +137,11 @@ if command -v pkg-config >/dev/null 2>&1; then
     check "$package has the version" "$(pkg-config --modversion $package 2>&1)" "$version"
   done
   build 'pkg-config: the core' matrixfsdp.h "$(pkg-config --cflags matrixfsdp)" "$(pkg-config --libs matrixfsdp)"
+  rm -f "$work/a.out"
+  # shellcheck disable=SC2046,SC2086 # words of a command
+  run 'pkg-config: Newton-Schulz alone, by the core' $CC -std=c11 -O0 "$alone" $(pkg-config --cflags matrixfsdp) "$work/user/alone.c" \
+    -o "$work/a.out" $(pkg-config --libs matrixfsdp)
+  check 'pkg-config: its result' "$("$work/a.out") $(nm -u "$work/a.out" | grep -c pthread)" 'MFSDP_OK 1 0'
   strict=$(pkg-config --variable=strict_cflags matrixfsdp-host)
   build 'pkg-config: the host, with its strict flags' mfsdp/host/transport_threads.h \
     "$strict $(pkg-config --cflags matrixfsdp-host) -include matrixfsdp.h" "$(pkg-config --libs matrixfsdp-host)"
@@ -169,7 +175,11 @@ cmake_builds() { # NAME LINES
 }
 if command -v cmake >/dev/null 2>&1; then
   series=${version%.*}
-  cmake_builds installed "find_package(MatrixFSDP $series REQUIRED COMPONENTS host)"
+  cmake_builds installed "find_package(MatrixFSDP $series REQUIRED COMPONENTS host)
+add_executable(alone ../user/alone.c)
+target_compile_definitions(alone PRIVATE \"USER_HEADER=\\\"mfsdp/host/newton_schulz_host.h\\\"\")
+target_link_libraries(alone PRIVATE MatrixFSDP::core)"
+  check 'CMake: Newton-Schulz alone, by the core' "$("$work/installed/build/alone")" 'MFSDP_OK 1'
   cmake_builds subdirectory "add_subdirectory(\"$PWD\" matrixfsdp)"
   cmake_builds 'one number of the version' "find_package(MatrixFSDP ${version%%.*} REQUIRED COMPONENTS host)"
   # Stand-ins: a CUDA toolkit that is there, and no MPI.
@@ -229,6 +239,11 @@ warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wund
 build 'the single header' matrixfsdp_single.h \
   "-I$work/single $math $warnings -D_POSIX_C_SOURCE=200809L" '-lpthread -lm'
 check 'exports nothing of its own' "$(nm -g --defined-only "$work/a.out" | grep -ci mfsdp)" 0
+rm -f "$work/a.out"
+# shellcheck disable=SC2086 # words of a command
+run 'the single header: Newton-Schulz alone' $CC -std=c11 -D_POSIX_C_SOURCE=200809L $math -DUSER_HEADER='"matrixfsdp_single.h"' \
+  -I"$work/single" "$work/user/alone.c" -lpthread -lm -o "$work/a.out"
+check 'the single header: its result' "$("$work/a.out")" 'MFSDP_OK 1'
 # Behind its switches the headers of BLAS and LAPACK are the system's: no warnings as errors.
 for part in CBLAS LAPACKE; do
   header=$(echo $part | tr '[:upper:]' '[:lower:]')
