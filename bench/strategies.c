@@ -21,7 +21,7 @@
  * prediction of simulate.h with constants measured by the same ranks just before. `wrong`: 0 if all
  * parameters have the bits that `matrix` gives after the same two steps, else all of them.
  * --collective: another algorithm than DIRECT moves units; rows are called matrix-ring, or
- * with other chunks (--chunk-kib) matrix-ring-32k, and `wrong`
+ * with other chunks than the library's choice (--chunk-kib) matrix-ring-64k, and `wrong`
  * is known of owners alone, beside `matrix` by the same algorithm: sums in another order have other
  * bits.
  * --tradeoffs: one table of step time against memory (support/strat_tradeoffs.h).
@@ -52,19 +52,15 @@ typedef struct settings {
 /* ---- names of rows ---- */
 
 static const char *const collectives[] = {"direct", "ring", "hierarchical", "native", "auto"};
-enum {
-  COLLECTIVES = sizeof collectives / sizeof collectives[0],
-  ROW_NAME_NBYTES = 48,
-  CHUNK_KIB = 256
-};
+enum { COLLECTIVES = sizeof collectives / sizeof collectives[0], ROW_NAME_NBYTES = 48 };
 
 /* What rows call a strategy with this call's collectives: "matrix", "matrix-ring", or with
- * chunks that are not the library's 256 KiB "matrix-ring-32k". */
+ * chunks that are not the library's choice "matrix-ring-64k". */
 static const char *row_name(const settings *set, const char *strategy, char name[ROW_NAME_NBYTES]) {
   const int plain = set->collective == GPT_COLLECTIVE_DIRECT;
   int used = snprintf(name, ROW_NAME_NBYTES, "%s%s%s", strategy, plain ? "" : "-",
                       plain ? "" : collectives[set->collective]);
-  if (set->chunk_kib != CHUNK_KIB)
+  if (set->chunk_kib > 0)
     (void)snprintf(name + used, (size_t)(ROW_NAME_NBYTES - used), "-%dk", (int)set->chunk_kib);
   return name;
 }
@@ -218,8 +214,7 @@ static void show_machine(const settings *set, const strat_load *load, int32_t wo
          load->model->what, (double)load->elements * 1e-6, set->links, (int)world);
   if (strat_rows_have(rows, &key)) return;
   add(rows, &key, "sgemm of a rank", "GFLOP/s", c->flops_per_s * 1e-9, none);
-  add(rows, &key, "Newton-Schulz of a rank", "GFLOP/s", machine->newton_schulz_flops_per_s * 1e-9,
-      none);
+  add(rows, &key, "Newton-Schulz of a rank", "GFLOP/s", c->newton_schulz_flops_per_s * 1e-9, none);
   add(rows, &key, "memory of a rank", "GB/s", c->memory_nbytes_per_s * 1e-9, none);
   add(rows, &key, "message", "us", c->net_latency_us, none);
   add(rows, &key, "links of a rank", "MB/s", c->net_nbytes_per_s * 1e-6, none);
@@ -374,7 +369,7 @@ static int take_option(settings *set, const char *name, const char *value) {
   if (strcmp(name, "--strategy") == 0) return take_strategies(set, value);
   if (strcmp(name, "--collective") == 0) return take_collective(set, value);
   if (strcmp(name, "--chunk-kib") == 0)
-    return take_integer(value, 4, 1 << 20, &set->chunk_kib) ? 1 : -1;
+    return take_integer(value, 0, 1 << 20, &set->chunk_kib) ? 1 : -1;
   if (strcmp(name, "--run") == 0) return take_integer(value, 1, 99, &set->run) ? 1 : -1;
   if (strcmp(name, "--matched") == 0) return take_integer(value, 1, 64, &set->matched) ? 1 : -1;
   if (strcmp(name, "--seconds") == 0) return take_number(value, 0, 1e4, &set->seconds) ? 1 : -1;
@@ -397,7 +392,7 @@ static const char about[] =
     "                    (default gpt-256,gpt2-124m; --quick: gpt-64)\n"
     "  --strategy A,B    matrix, gather, alltoall, zero1, replicated, hybrid (default all)\n"
     "  --collective A    direct (default), ring, hierarchical, native or auto: moves units\n"
-    "  --chunk-kib N     of its messages (default 256)\n"
+    "  --chunk-kib N     of its messages (default 0: as the library chooses)\n"
     "  --transport T     threads (default), or mpi under mpirun\n"
     "  --world N,N       threads, or what mpirun starts (default 2,4,8; --quick: 4)\n"
     "  --links NAME      what rows call the links (default: the transport)\n"
@@ -464,7 +459,6 @@ int main(int argc, char **argv) {
   int status;
   memset(&set, 0, sizeof set);
   set.run = 1;
-  set.chunk_kib = CHUNK_KIB;
   set.seconds = -1.0;
   status = take_options(&set, &argc, argv);
   if (status == 0) status = bench_parse(argc, argv, about, &set.bench);

@@ -9,8 +9,8 @@
 #                               [--plots FOLDER] [--models 'M M'] [--strategies 'S S'] [--rings 'S S'] [--seconds S] [--alone]
 #
 # Beside them, as torch-fsdp2, PyTorch's FSDP2 with Muon (bench/peers/torch_fsdp2.py) where PYTHON (python3) has
-# torch and numpy. On hosts strategies are also measured by RING in chunks of 32 KiB (zero1-ring-32k, ...; --rings ''
-# leaves that out): the units are a few MB, and larger chunks go round in turn rather than at once.
+# torch and numpy. On hosts strategies are also measured by RING (zero1-ring, ...; --rings ''
+# leaves that out), which does not wait for the rank that owns most of a unit.
 # --models, --strategies, --seconds and --alone (nothing with worker queues): less than everything.
 #
 # --only: threads, mpi, 1000, 100, matched or tradeoffs. What cannot run here says SKIP; a row whose links
@@ -166,7 +166,7 @@ all_hosts() { # RUN LINKS MBIT|matched MODELS
         on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" direct || return 0
       done
       for strategy in $rings; do
-        on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" 'ring --chunk-kib 32' || return 0
+        on_hosts "$1" "$world" "$2" "$mbit" "$model" "$strategy" ring || return 0
       done
       torch_peer "$1" "$world" "$2" "$model" "$mbit"
     done
