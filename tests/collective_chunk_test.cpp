@@ -135,7 +135,7 @@ TEST_F(Chunks, DefaultIsTheChunkItStandsFor) {
         }
 }
 
-/* By hand: h c <= 1 MiB / 8 with h = 2 of a ring of 4, and of half a unit in one segment. */
+/* By hand: h c <= 1 MiB / 16 with h = 2 of a ring of 4, and of half a unit in one segment. */
 TEST_F(Chunks, OfThisUnit) {
   RecordingTransport one(0, kWorld, host_.backend), pairs(0, kWorld, host_.backend, kPairs),
       alone(0, kWorld, host_.backend, kAlone);
@@ -149,15 +149,16 @@ TEST_F(Chunks, OfThisUnit) {
   }
   for (mfsdp_algorithm algorithm : {MFSDP_RING, MFSDP_HIERARCHICAL}) {
     EXPECT_EQ(taken(one.table(), algorithm, kUnknown), 256 * kKib);
-    EXPECT_EQ(taken(pairs.table(), algorithm, kUnknown), 64 * kKib);
-    EXPECT_EQ(taken(alone.table(), algorithm, kUnknown), 64 * kKib);
+    EXPECT_EQ(taken(pairs.table(), algorithm, kUnknown), 32 * kKib);
+    EXPECT_EQ(taken(alone.table(), algorithm, kUnknown), 32 * kKib);
   }
-  /* 16 x 50 + 2 x 524 us by 64 KiB, 8 x 50 + 2 x 1,049 by 128 KiB, 32 x 50 + 2 x 262 by 32 KiB. */
-  EXPECT_EQ(taken(alone.table(), MFSDP_RING, kEthernet), 64 * kKib);
-  /* Of 16-bit elements half as much. */
-  EXPECT_EQ(mfsdp_coll_chunk_nbytes(alone.table(), MFSDP_RING, &kUnknown, MFSDP_BF16, kCount,
-                                    kLongest, 0),
-            32 * kKib);
+  /* 17.1 x 50 + 2 x 492 us by 60 KiB, 4 x 150 + 2 x 2,097 by 256 KiB, 32 x 50 + 2 x 262 by 32 KiB. */
+  EXPECT_EQ(taken(alone.table(), MFSDP_RING, kEthernet), 60 * kKib);
+  /* Twice the elements are twice as much, of 16 bits half of that: 2 x 60 KiB <= 2 MiB / 16. */
+  for (const mfsdp_dtype dtype : {MFSDP_F32, MFSDP_BF16})
+    EXPECT_EQ(mfsdp_coll_chunk_nbytes(alone.table(), MFSDP_RING, &kUnknown, dtype, 2 * kCount,
+                                      kLongest, 0),
+              (dtype == MFSDP_F32 ? 60 : 32) * kKib);
 }
 
 /* The order of additions is the ring's, or the nodes': numbers whose sums round show any other. */

@@ -282,7 +282,7 @@ TEST(Memory, PredictionIsWhatCreateHolds) {
 
 /*
  * Without a chunk the library chooses one by the unit and the nodes, before create as in it. Five
- * matrices of 192 KiB on four ranks: a ring of hosts takes 32 KiB (960 KiB / (8 x 2) holds no 64), one
+ * matrices of 192 KiB on four ranks: a ring of hosts takes 32 KiB (960 KiB / (16 x 2) holds no 60), one
  * host's 256 KiB.
  */
 TEST(Memory, OfTheLibrarysChunks) {

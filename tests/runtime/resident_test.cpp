@@ -174,6 +174,8 @@ TEST(Oracle, EveryOption) {
     Job job = test::mixed_job();
     option.change(&job);
     SCOPED_TRACE(option.name);
+    if (MFSDP_TEST_TSAN && job.queue_kind != MFSDP_HOST_QUEUE_WORKER)
+      continue; /* they differ in numbers, not in threads: the tests around this one have those */
     expect_equal(job, {{4, 2}});
     if (!MFSDP_TEST_SANITIZER) expect_equal(job, {{3, 1}});
   }
