@@ -421,7 +421,6 @@ TEST(NewtonSchulzForm, AutomaticRestarts) {
               {MFSDP_NS_SET_JORDAN5, 4096, MFSDP_BF16, 2},
               {MFSDP_NS_SET_JORDAN5, 8, MFSDP_F16, 2},
               {MFSDP_NS_SET_YOU5, 256, MFSDP_BF16, 2},
-              {MFSDP_NS_SET_CUBIC5, 256, MFSDP_BF16, 2},
               /* every two steps, the last two or three without */
               {MFSDP_NS_SET_DEEPSEEK_V4, 256, MFSDP_F16, 2 | 8 | 32 | 128},
               {MFSDP_NS_SET_DEEPSEEK_V4, 256, MFSDP_BF16, 2 | 8 | 32 | 128},
@@ -430,6 +429,8 @@ TEST(NewtonSchulzForm, AutomaticRestarts) {
               {MFSDP_NS_SET_POLAR_EXPRESS, 256, MFSDP_F16, 1 | 4},
               {MFSDP_NS_SET_CANS5, 8, MFSDP_BF16, 1 | 2 | 4}, /* 34.6; 16.2, 52; 12.7; 7.3 */
               {MFSDP_NS_SET_CANS5, 4096, MFSDP_F16, 1 | 4},
+              {MFSDP_NS_SET_CUBIC5, 256, MFSDP_BF16, 2 | 8}, /* 8.5, 21; 6.0, 13 */
+              {MFSDP_NS_SET_CUBIC5, 256, MFSDP_F16, 4},      /* 8.5, 21, 51; 5.3 */
               /* 30.9; 14.7; 11.9, 26 */
               {MFSDP_NS_SET_POLAR_EXPRESS_16, 256, MFSDP_BF16, 1 | 2 | 8},
               {MFSDP_NS_SET_POLAR_EXPRESS_16, 256, MFSDP_F16, 1 | 4}};

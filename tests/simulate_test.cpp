@@ -453,7 +453,8 @@ TEST(Simulate, ChunksAreThoseOfTheRuntime) {
         desc.chunk_nbytes *= 2;
         EXPECT_NE(by_default, step(&rig, desc, cluster).result.step_us) << each;
       }
-  EXPECT_EQ(seen, (std::set<std::size_t>{32 << 10, 60 << 10, 256 << 10})) << "of three kinds";
+  EXPECT_EQ(seen, (std::set<std::size_t>{32 << 10, 60 << 10, 256 << 10, 512 << 10}))
+      << "of four kinds";
   /* One collective alone knows of no wire. */
   const std::vector<mfsdp_sim_segment> halves = {{1 << 20, 1}, {0, 0}, {1 << 20, 1}, {0, 0}};
   EXPECT_EQ(wire(MFSDP_SIM_RING, false, halves, small_cluster(), 0).us,

@@ -71,7 +71,7 @@ static void mpi_poison(const gpt_job *job, const mfsdp_error *why) {
 static void mpi_open(const gpt_job *job) {
   mfsdp_mpi_world_desc desc = mfsdp_mpi_world_desc_default();
   desc.deadline_us = job->options.deadline * 1000000;
-  desc.batch_count = 64;
+  desc.batch_count = GPT_BATCH_COUNT;
   need_world(mfsdp_mpi_world_wrap(world_context(), MPI_COMM_WORLD, &desc, &mpi_world));
 }
 
@@ -141,7 +141,7 @@ void strat_world_open(gpt_job *job) {
   }
   job->links = gpt_links_threads();
   desc = gpt_job_world_desc(job);
-  desc.batch_count = 64;
+  desc.batch_count = GPT_BATCH_COUNT;
   desc.bytes_per_us = threads_bytes_per_us;
   desc.latency_us = threads_latency_us;
   need_world(mfsdp_threads_world_create(world_context(), &desc, &job->world));

@@ -109,8 +109,8 @@ static int check_launch(const gpt_job *job, mfsdp_context *context, gpt_error *e
 static int mpi_open(gpt_job *job, mfsdp_context *context, gpt_error *error) {
   gpt_options *o = &job->options;
   const char *reason;
-  if (gpt_mpi_start(o->deadline * 1000000, gpt_options_overlap(o) ? 64 : 4, &job->mpi, error) !=
-      GPT_OK)
+  if (gpt_mpi_start(o->deadline * 1000000, gpt_options_overlap(o) ? GPT_BATCH_COUNT : 4, &job->mpi,
+                    error) != GPT_OK)
     return GPT_USAGE_ERROR;
   if (check_launch(job, context, error) != GPT_OK) return GPT_USAGE_ERROR;
   if (o->given[GPT_OPTION_ranks] && o->ranks != gpt_mpi_size(job->mpi))

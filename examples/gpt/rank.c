@@ -28,8 +28,7 @@ mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job) {
   mfsdp_threads_world_desc desc = mfsdp_threads_world_desc_default();
   desc.world = (int32_t)job->options.ranks;
   desc.deadline_us = job->options.deadline * 1000000;
-  /* A reduction is a batch for each chunk of 256 KiB; a full ring would hold the caller up. */
-  if (gpt_options_overlap(&job->options)) desc.batch_count = 64;
+  if (gpt_options_overlap(&job->options)) desc.batch_count = GPT_BATCH_COUNT;
   return desc;
 }
 

@@ -53,6 +53,11 @@ void gpt_job_set_strategy(gpt_job *job);
 /* A world for the job: with --prefetch, transfers of several units are queued at a time. */
 mfsdp_threads_world_desc gpt_job_world_desc(const gpt_job *job);
 
+/* Batches that may be queued at a time beside the computation; a full ring of them would hold the caller
+ * up. A reduction by DIRECT or RING is one for each chunk, and W - 2 more: the library's own chunks, 32
+ * to 256 KiB, cut a block's gradients of the models here into up to 250. */
+#define GPT_BATCH_COUNT 256
+
 /* Validation batches: a fixed number, so that the loss does not depend on the number of ranks. */
 #define GPT_VALIDATION_BATCHES 16
 

@@ -22,8 +22,8 @@ void gpt_strategy_params(const gpt_strategy *strategy, mfsdp_param *params, int3
 }
 
 /* FLOP/s over byte/s of the link, over the two FLOPs of a multiply-add, the unit of gpt_plan_create's
- * costs: what a byte costs at the 12,480 of an A100 on 25 GB/s. It scales what is predicted, not what is
- * chosen. */
+ * costs of Muon by BALANCED: what a byte costs at the 12,480 of an A100 on 25 GB/s. It scales what is
+ * predicted, not what is chosen. */
 #define GPT_WIRE_COST 6240
 
 void gpt_strategy_plan(const gpt_strategy *strategy, mfsdp_plan_desc *desc) {

@@ -76,7 +76,8 @@ MFSDP_API void mfsdp__ck_visit(void *user, const char *name) {
   mfsdp__ck_look *look = (mfsdp__ck_look *)user;
   int64_t step = 0;
   if (look->any[0] == '\0') (void)snprintf(look->any, sizeof(look->any), "%.299s", name);
-  if (look->name != NULL && strcmp(name, look->name) == 0) look->found = 1;
+  /* As far as `any` goes: a longer name is known again by what was kept of it. */
+  if (look->name != NULL && strncmp(name, look->name, sizeof(look->any) - 1) == 0) look->found = 1;
   if (look->kind == MFSDP__CK_OTHER || mfsdp__ck_parse(name, &step) != look->kind) return;
   look->step = step;
   ++look->count;

@@ -4,8 +4,8 @@
  * every machine decides alike; and what a chunk_nbytes of 0 is for one. Part of collective.h.
  *
  * With W ranks in N nodes, the largest of n and the smallest of m ranks; P bytes of the unit, S of
- * the longest segment; the chunks c that each would have, K = ceil(S / c); L and b the latency and the time for a byte
- * inside a node, L', b' between nodes (those inside, when N = 1):
+ * the longest segment; the chunks c that each would have, K = ceil(S / c); L and b the latency and the
+ * time for a byte inside a node, L', b' between nodes (those inside, when N = 1):
  *   DIRECT        L' x (gather: 1, reduce: K) + max(max(S (n - 1), P) b, max(S (W - n), P) b')
  *   RING          (K + W - 2) L' + (P + (W - 2) min(c, S)) max(b, b')
  *   HIERARCHICAL  (K + 1) (L + L') + max(S (N - 1), P / m) b' + max((n - 1) (S + P / m), P) b
@@ -124,7 +124,8 @@ MFSDP_API size_t mfsdp_coll_chunk_nbytes(const mfsdp_transport *transport,
   mfsdp__coll_amount amount;
   mfsdp__coll_nodes nodes;
   if (chunk_nbytes > 0) return chunk_nbytes;
-  nodes = mfsdp__coll_count_nodes(transport);
+  if (algorithm != MFSDP_RING && algorithm != MFSDP_HIERARCHICAL) return MFSDP_CHUNK_NBYTES;
+  nodes = mfsdp__coll_count_nodes(transport); /* W^2 steps */
   amount.unit = mfsdp__coll_bounded_nbytes(full_count, dtype);
   amount.longest = mfsdp__coll_bounded_nbytes(longest, dtype);
   amount.chunk = 0;

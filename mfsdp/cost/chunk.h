@@ -5,16 +5,18 @@
  * alike. Part of cost.h.
  *
  * A unit of P bytes, S of them in the longest segment. Behind its first link a chunk has h more to
- * go while the last chunks of others have arrived: W - 2 in a ring of W ranks, P / S by nodes, whose
- * fan-out is one batch more. With a latency L for each message and b for each byte, chunks of c cost
- *   (P / c) L + h min(c, S) b
+ * go while the last chunks of others have arrived: W - 2 in a ring of W ranks, of which at most N - 1
+ * lie between N nodes; P / S by nodes, whose fan-out is one batch more. With a latency L for each
+ * message and b for each byte of a link, chunks of c cost
+ *   (P / c) L + min(c, S) (sum of b over the h links)
  * beside the P b that they cost anyway. Between nodes messages of 64 KiB on cost 3 L: a transport asks
- * the receiver first (Open MPI's TCP does from there on; measured on 8 hosts of 12 Mbit/s, 3.3 MB of
- * gamma 2.7: reduced in 9.8, 10.1, 11.3, 13.9 and 16.8 s in chunks of 16, 32, 60, 64 and 256 KiB).
+ * the receiver first, as Open MPI's TCP does from there on (bench/results/2026-12-01-ring-chunks.txt).
  * Choices are 32, 60, 256 and 512 KiB; inside a node the last two, since there a message costs a rank
  * its turn on a core, which no latency says, and bytes next to nothing.
  *   wire known      the one with the least of this, the larger of equals
- *   wire not known  the largest with h c <= P / 16, at most 256 KiB
+ *   wire not known  the largest, up to 256 KiB, with (links between nodes) c <= P / 16, but none that
+ *                   cuts P into more than 256. A compromise: on fast networks larger ones are better,
+ *                   on slow ones smaller ones. Who knows the wire should tell.
  * DIRECT reductions have 256 KiB: their chunks bound memory, and nothing waits for them to pass; with a
  * few ranks the staged terms stay in a core's cache.
  * Does not: know what is measured at run time.
@@ -88,17 +90,32 @@ MFSDP_API int64_t mfsdp__chunk_hops(const mfsdp__chunk_ask *ask) {
   return s > 0 ? ask->unit_nbytes / s + (ask->unit_nbytes % s != 0) : 0;
 }
 
+/* Those of them between nodes. */
+MFSDP_API int64_t mfsdp__chunk_hops_between(const mfsdp__chunk_ask *ask) {
+  const int64_t hops = mfsdp__chunk_hops(ask);
+  if (ask->by_nodes) return ask->node_count > 1 ? hops : 0;
+  return hops < ask->node_count - 1 ? hops : ask->node_count - 1;
+}
+
+/* The last chunks' way. */
+MFSDP_API int64_t mfsdp__chunk_fill_ns(const mfsdp__chunk_ask *ask, int64_t chunk) {
+  const int64_t piece = chunk < ask->longest_nbytes ? chunk : ask->longest_nbytes;
+  const int64_t between = mfsdp__chunk_hops_between(ask);
+  const int64_t inside = mfsdp__chunk_hops(ask) - between;
+  return mfsdp__sat_add(
+      mfsdp__wire_ns(mfsdp__sat_mul(inside, piece), ask->wire->ns_per_mib),
+      mfsdp__wire_ns(mfsdp__sat_mul(between, piece), ask->wire->between_ns_per_mib));
+}
+
 /* What of a collective's time depends on the chunk. */
 MFSDP_API int64_t mfsdp__chunk_ns(const mfsdp__chunk_ask *ask, int64_t chunk) {
   const mfsdp_wire_cost *w = ask->wire;
   const int inside = ask->node_count == 1;
-  const int64_t piece = chunk < ask->longest_nbytes ? chunk : ask->longest_nbytes;
   const int64_t times = !inside && chunk >= MFSDP__CHUNK_ASKS_FROM ? 3 : 1;
   const int64_t latency = times * (inside ? w->latency_ns : w->between_latency_ns);
   const int64_t messages = mfsdp__sat_add(mfsdp__sat_mul(ask->unit_nbytes / chunk, latency),
                                           ask->unit_nbytes % chunk * latency / chunk);
-  return mfsdp__sat_add(messages, mfsdp__wire_ns(mfsdp__sat_mul(mfsdp__chunk_hops(ask), piece),
-                                                 inside ? w->ns_per_mib : w->between_ns_per_mib));
+  return mfsdp__sat_add(messages, mfsdp__chunk_fill_ns(ask, chunk));
 }
 
 MFSDP_API int64_t mfsdp__chunk_by_wire(const mfsdp__chunk_ask *ask, int32_t least) {
@@ -114,9 +131,10 @@ MFSDP_API int64_t mfsdp__chunk_by_wire(const mfsdp__chunk_ask *ask, int32_t leas
 }
 
 MFSDP_API int64_t mfsdp__chunk_by_size(const mfsdp__chunk_ask *ask, int32_t least) {
-  const int64_t hops = mfsdp__chunk_hops(ask);
+  const int64_t hops = mfsdp__chunk_hops_between(ask), unit = ask->unit_nbytes;
   int32_t i = 2;
-  while (i > least && mfsdp__sat_mul(hops, mfsdp__chunk_at(i)) > ask->unit_nbytes / 16)
+  while (i > least && mfsdp__sat_mul(hops, mfsdp__chunk_at(i)) > unit / 16 &&
+         256 * mfsdp__chunk_at(i - 1) >= unit)
     --i;
   return mfsdp__chunk_at(i);
 }

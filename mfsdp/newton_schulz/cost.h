@@ -14,6 +14,9 @@
  *   GRAM       1.5 r + 10.5, and 1.5 r - 2 more for each restart
  * but for terms of s^2: so a 1:4 matrix takes 1.65 times a square one where AUTO chooses, not 3.
  *
+ * All in integers but for the restarts of GRAM, which compare products of coefficients in doubles with
+ * thresholds: builds that round doubles alike plan alike, and plans are compared at set-up.
+ *
  * Part of newton_schulz.h. Link flags: none.
  */
 #ifndef MFSDP_NEWTON_SCHULZ_COST_H

@@ -145,15 +145,16 @@ MFSDP_API const double *mfsdp__ns_row(const mfsdp_newton_schulz_desc *desc, int3
   return desc->coefficients[step < desc->coefficient_count ? step : desc->coefficient_count - 1];
 }
 
-/* Whether the steps bring back a singular value that is a tenth too large. The sets that turn upwards
- * where their interval ends, polar_express and cans5, do not: they have a percent or a few. */
+/* Whether the steps bring back a singular value that is a tenth too large, with its sign. polar_express
+ * and cans5, which turn upwards where their interval ends, and cubic5, which goes below zero there, do
+ * not: they have a percent or a few. */
 MFSDP_API int mfsdp__ns_forgives(const mfsdp_newton_schulz_desc *desc) {
   double x = 1.1;
   int32_t step;
   for (step = 0; step < desc->step_count; ++step) {
     const double *row = mfsdp__ns_row(desc, step);
     x *= row[0] + x * x * (row[1] + x * x * row[2]);
-    if (!(x >= -4.0 && x <= 4.0)) return 0; /* inner values reach 2 */
+    if (!(x > 0.0 && x <= 4.0)) return 0; /* inner values reach 2 */
   }
   return 1;
 }
@@ -164,10 +165,11 @@ MFSDP_API int mfsdp__ns_forgives(const mfsdp_newton_schulz_desc *desc) {
  * large ones that stay near 1, is rounded to u times that product. AUTO:
  *   fp32      before that product, since the last restart, passes 500 (five steps of jordan or you5:
  *             no restart), or 50 where the short side is below 256
- *   16 bits   every two steps, and three in the end: no step follows that amplifies what they lose.
- *             With a table that does not forgive a tenth (polar_express, cans5): before that product
- *             passes 24 in fp16, which makes 24 / 2048 = 1.2%, what its safety factor stands; or 12
- *             in bf16, hardly ever two steps (5%, measured to do)
+ *   16 bits   after step 2 and every two from there, while two or more remain: no step follows that
+ *             amplifies what the last ones lose. With a table that does not forgive a tenth
+ *             (polar_express, cans5, cubic5): before that product passes 24 in fp16, which makes
+ *             24 / 2048 = 1.2%, what its safety factor stands; or 12 in bf16, hardly ever two steps
+ *             (5%, measured to do)
  * A restart after the last step does nothing.
  */
 MFSDP_API uint64_t mfsdp_newton_schulz_restarts_of(const mfsdp_newton_schulz_desc *desc,

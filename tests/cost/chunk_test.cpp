@@ -116,7 +116,22 @@ TEST(Chunk, GoesTheRightWay) {
     EXPECT_GT(count, 0) << "a direction that no case shows";
 }
 
-/* The model in doubles, which do not saturate: L P / c + h min(c, S) b, and 3 L from 64 KiB on. */
+/* Links that the last chunks go; those of them between nodes. */
+double hops_of(const mfsdp__chunk_ask &ask, double *between) {
+  const double nodes = static_cast<double>(ask.node_count);
+  if (ask.by_nodes) {
+    const double hops =
+        std::ceil(static_cast<double>(ask.unit_nbytes) / static_cast<double>(ask.longest_nbytes));
+    *between = nodes > 1.0 ? hops : 0.0;
+    return hops;
+  }
+  const double hops = std::max(0.0, static_cast<double>(ask.world - 2));
+  *between = std::min(hops, nodes - 1.0);
+  return hops;
+}
+
+/* The model in doubles, which do not saturate: L P / c + min(c, S) b over h links, and 3 L from 64 KiB
+ * on. */
 double model_ns(const mfsdp__chunk_ask &ask, int64_t chunk) {
   const mfsdp_wire_cost &w = *ask.wire;
   const bool inside = ask.node_count == 1;
@@ -125,16 +140,17 @@ double model_ns(const mfsdp__chunk_ask &ask, int64_t chunk) {
   const double latency =
       inside ? static_cast<double>(w.latency_ns)
              : static_cast<double>(w.between_latency_ns) * (chunk < 64 * kKib ? 1.0 : 3.0);
-  const double mib = static_cast<double>(inside ? w.ns_per_mib : w.between_ns_per_mib);
-  const double hops =
-      ask.by_nodes ? std::ceil(p / s) : std::max(0.0, static_cast<double>(ask.world - 2));
+  double between = 0.0;
+  const double hops = hops_of(ask, &between);
+  const double fill = (hops - between) * static_cast<double>(w.ns_per_mib) +
+                      between * static_cast<double>(w.between_ns_per_mib);
   return p / static_cast<double>(chunk) * latency +
-         hops * std::min(static_cast<double>(chunk), s) * mib / 1048576.0;
+         fill * std::min(static_cast<double>(chunk), s) / 1048576.0;
 }
 
 /* Whole KiB of h min(c, S), and nanoseconds: rounded there, not here. */
 double slack_ns(const Case &c) {
-  return static_cast<double>(std::max(c.wire.ns_per_mib, c.wire.between_ns_per_mib)) / 1024.0 + 2.0;
+  return static_cast<double>(c.wire.ns_per_mib + c.wire.between_ns_per_mib) / 1024.0 + 3.0;
 }
 
 /*
@@ -177,34 +193,54 @@ TEST(Chunk, IsTheBestChoice) {
       << "all cost the same";
 }
 
-/* By size alone: the fill is at most a sixteenth of the unit, and the next chunk's would be more. */
+/* By size alone: the largest whose fill is at most a sixteenth of the unit, but no smaller one than makes
+ * 256 of it. */
 TEST(Chunk, BySizeTheFillIsASixteenth) {
-  int inner = 0;
+  int inner = 0, counted = 0;
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     Case c;
     fill(3 * seed, &c);
     if (c.ask.node_count == 1) continue;
-    const int64_t chunk = chosen(c.ask), next = (chunk == 32 * kKib ? 60 : 256) * kKib;
+    const int64_t chunk = chosen(c.ask);
     const double p = static_cast<double>(c.ask.unit_nbytes);
-    const double hops = c.ask.by_nodes ? std::ceil(p / static_cast<double>(c.ask.longest_nbytes))
-                                       : static_cast<double>(c.ask.world - 2);
-    if (chunk > 32 * kKib) {
-      EXPECT_LE(16.0 * hops * static_cast<double>(chunk), p) << seed;
+    double between = 0.0;
+    (void)hops_of(c.ask, &between);
+    const auto fits = [&](int64_t kib) { /* its fill; units are whole bytes */
+                                         return 16.0 * between * static_cast<double>(kib * kKib) <
+                                                p + 16.0;
+    };
+    const auto few = [&](int64_t kib) { return p <= 256.0 * static_cast<double>(kib * kKib); };
+    if (chunk == 60 * kKib) {
+      EXPECT_TRUE(fits(60) || !few(32)) << seed;
+    }
+    if (chunk == 256 * kKib) {
+      EXPECT_TRUE(fits(256) || !few(60)) << seed;
     }
     if (chunk < 256 * kKib) {
-      EXPECT_GT(16.0 * hops * static_cast<double>(next), p - 16.0) << seed;
+      EXPECT_TRUE(!fits(256) || 16.0 * between * 262144.0 > p - 16.0) << seed;
+      EXPECT_TRUE(few(60)) << seed;
+    }
+    if (chunk == 32 * kKib) {
+      EXPECT_TRUE(!fits(60) || 16.0 * between * 61440.0 > p - 16.0) << seed;
+      EXPECT_TRUE(few(32)) << seed;
     }
     inner += chunk == 60 * kKib;
+    counted += chunk == 256 * kKib && !fits(256);
   }
   EXPECT_GT(inner, 20) << "hardly a case is between the bounds";
+  EXPECT_GT(counted, 20) << "hardly a case is bounded by the count";
 }
 
 TEST(Chunk, ByHand) {
   const int64_t mb = 1000000;
-  /* A block of 3.3 MB on eight hosts: 3.3 MB / (16 x 6) is 34,375. */
+  /* A block of 3.3 MB on eight hosts: 3.3 MB / (16 x 6) is 34,375. On four hosts of two only 3 of
+   * the 6 links are between them: 68,750. */
+  EXPECT_EQ(chosen(ask_of(33 * mb / 10, mb, 8, 4)), 60 * kKib);
+  /* GPT-2's, 14 MB, on 64 hosts: not in more than 256 pieces. */
+  EXPECT_EQ(chosen(ask_of(14 * mb, mb, 64, 64)), 60 * kKib);
   EXPECT_EQ(chosen(ask_of(33 * mb / 10, mb, 8, 8)), 32 * kKib);
   EXPECT_EQ(chosen(ask_of(33 * mb / 10, mb, 8, 1)), 256 * kKib) << "on one host";
-  EXPECT_EQ(chosen(ask_of(3 * mb, mb, 4, 2)), 60 * kKib); /* 93,750 */
+  EXPECT_EQ(chosen(ask_of(3 * mb, mb, 4, 4)), 60 * kKib); /* 93,750 */
   EXPECT_EQ(chosen(ask_of(3 * mb, mb, 2, 2)), 256 * kKib) << "nothing passes through";
   EXPECT_EQ(chosen(ask_of(64 * mb, mb, 8, 8)), 256 * kKib);
   mfsdp__chunk_ask nodes = ask_of(3 * mb, mb, 8, 2);

@@ -282,8 +282,8 @@ TEST(Memory, PredictionIsWhatCreateHolds) {
 
 /*
  * Without a chunk the library chooses one by the unit and the nodes, before create as in it. Five
- * matrices of 192 KiB on four ranks: a ring of hosts takes 32 KiB (960 KiB / (16 x 2) holds no 60), one
- * host's 256 KiB.
+ * matrices of 192 KiB on four ranks: a ring of hosts takes 32 KiB (960 KiB / (16 x 2) holds no 60), of
+ * two hosts 60 (one of the links is between them), one host's 256 KiB.
  */
 TEST(Memory, OfTheLibrarysChunks) {
   const int32_t world = 4, alone[] = {0, 1, 2, 3}, pairs[] = {0, 0, 1, 1};
@@ -311,8 +311,10 @@ TEST(Memory, OfTheLibrarysChunks) {
                   std::string(mfsdp_memory_class_name(c)) + ": predicted " +
                       std::to_string(of_class(predicted, c)) + ", held " +
                       std::to_string(rank.context.current_nbytes[c]));
-        if (algorithm == MFSDP_RING && nodes != nullptr)
+        if (algorithm == MFSDP_RING && nodes == alone)
           require(predicted.staging_nbytes == 8 * 32 * kib, "2 x 4 chunks of 32 KiB");
+        if (algorithm == MFSDP_RING && nodes == pairs)
+          require(predicted.staging_nbytes == 8 * 60 * kib, "2 x 4 chunks of 60 KiB");
         if (algorithm == MFSDP_RING && nodes == nullptr)
           require(predicted.staging_nbytes == 8 * 256 * kib, "2 x 4 chunks of 256 KiB");
         if (algorithm == MFSDP_DIRECT)
